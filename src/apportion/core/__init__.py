@@ -1,0 +1,1 @@
+"""The accept loop and its nouns; standard library only."""

@@ -1,0 +1,82 @@
+"""A certificate: what was promised, what was measured, on what, where, when and with which confidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from apportion.core.budget import Budget, Limit
+from apportion.core.meter import Reading
+from apportion.errors import ApportionError
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """About one artefact on one target; ``met`` compares the promise with the readings at ``z`` standard errors.
+
+    ``artefact`` is the content digest of the model's files, ``conditions`` says where it was measured (machine,
+    versions, number of processes), ``measured_at`` when, as an ISO 8601 time.
+    """
+
+    asked: str
+    budget: Budget
+    baseline: Mapping[str, Reading]
+    measured: Mapping[str, Reading]
+    quality: Mapping[str, Reading]
+    artefact: str
+    target: str
+    conditions: Mapping[str, Any]
+    measured_at: str
+    confidence: float
+    z: float
+
+    @property
+    def met(self) -> bool:
+        return self.budget.met(self.measured, self.z)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "apportion_certificate": VERSION,
+            "asked": self.asked,
+            "budget": [
+                {"quantity": lim.quantity, "value": lim.value, "unit": lim.unit, "target": lim.target}
+                for lim in self.budget.limits
+            ],
+            "baseline": {name: reading.to_json() for name, reading in self.baseline.items()},
+            "measured": {name: reading.to_json() for name, reading in self.measured.items()},
+            "quality": {name: reading.to_json() for name, reading in self.quality.items()},
+            "artefact": self.artefact,
+            "target": self.target,
+            "conditions": dict(self.conditions),
+            "measured_at": self.measured_at,
+            "confidence": self.confidence,
+            "z": self.z,
+            "met": self.met,
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        """Reads a saved certificate; ``met`` is worked out again, not believed."""
+        try:
+            fields = json.loads(text)
+            if fields["apportion_certificate"] != VERSION:
+                raise ValueError(f"version {fields['apportion_certificate']!r}")
+            return cls(
+                asked=str(fields["asked"]),
+                budget=Budget(tuple(Limit(**limit) for limit in fields["budget"])),
+                baseline={name: Reading.from_json(reading) for name, reading in fields["baseline"].items()},
+                measured={name: Reading.from_json(reading) for name, reading in fields["measured"].items()},
+                quality={name: Reading.from_json(reading) for name, reading in fields["quality"].items()},
+                artefact=str(fields["artefact"]),
+                target=str(fields["target"]),
+                conditions=dict(fields["conditions"]),
+                measured_at=str(fields["measured_at"]),
+                confidence=float(fields["confidence"]),
+                z=float(fields["z"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ApportionError(f"not a certificate of version {VERSION} ({type(error).__name__}: {error})") from None

@@ -1,0 +1,305 @@
+"""The budgeted loop (Algorithm 1, and Algorithm 10 for composed methods): propose, apply, read, accept, record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, TypeVar
+
+from apportion.core.budget import Budget
+from apportion.core.knob import Knob, Setting, Value
+from apportion.core.ledger import Kind, Ledger, Row
+from apportion.core.meter import Meter, Reading
+from apportion.core.policy import Policy, State
+from apportion.core.rule import Rule, check_rules, rule_for
+from apportion.errors import KnobError
+
+M = TypeVar("M")
+
+
+class Outcome(Enum):
+    """How a run ended: met, or one of the named failure signatures."""
+
+    MET = "met"
+    EARLY_BREAK = "early break"
+    QUALITY_COLLAPSE = "quality collapse"
+    BUDGET_VIOLATION = "budget violation"
+    OUT_OF_STEPS = "out of steps"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return _REMEDY[self]
+
+
+_REMEDY = {
+    Outcome.MET: "nothing to do",
+    Outcome.EARLY_BREAK: "no single move saves cost any more: free more knobs, use finer values or another policy",
+    Outcome.QUALITY_COLLAPSE: "every remaining move breaks the quality floor: raise the budget, lower the floor or add "
+    "a rule that restores quality",
+    Outcome.BUDGET_VIOLATION: "the fresh measurement kept exceeding the prediction: calibrate the cost model again or "
+    "quieten the machine",
+    Outcome.OUT_OF_STEPS: "the step limit ran out first: raise it and start again with the same folder to go on",
+}
+
+
+@dataclass(frozen=True)
+class Result(Generic[M]):
+    """Where a run ended. ``measured`` holds the fresh readings of the last check, empty where none was made."""
+
+    outcome: Outcome
+    model: M
+    setting: Setting
+    readings: Mapping[str, Reading]
+    measured: Mapping[str, Reading]
+    budget: Budget
+
+    @property
+    def met(self) -> bool:
+        return self.outcome is Outcome.MET
+
+
+def budgeted_loop(
+    model: M,
+    *,
+    knobs: Sequence[Knob],
+    rules: Mapping[str, Rule[M]],
+    meters: Mapping[str, Meter[M]],
+    budget: Budget,
+    policy: Policy,
+    ledger: Ledger,
+    quality: str = "quality",
+    quality_floor: float | None = None,
+    check: Callable[[M], Mapping[str, Reading]] | None = None,
+    max_checks: int = 5,
+    max_steps: int = 10_000,
+    z: float = 0.0,
+    break_on_reject: bool = False,
+    on_row: Callable[[Row], None] | None = None,
+) -> Result[M]:
+    """Moves knobs until the budget is met, quality would fall under its floor, or nothing saves cost any more.
+
+    A move is accepted only if it strictly lowers the cost, which is the excess over the budget judged at ``z``
+    standard errors above each reading. So the accepted costs never increase, whatever the noise of the meters, and
+    the run ends after at most ``max_steps`` rows (Proposition 1).
+
+    When the readings say that the budget is met, ``check`` has the last word: fresh readings of the quantities in the
+    budget. If they exceed it, the limits that the loop works towards are scaled down by reading over check, and the
+    run goes on; after ``max_checks`` such checks it ends as a budget violation, never as a success.
+
+    The run is a function of its ledger: started again with the same arguments and the ledger of a killed run, it goes
+    on where that one stopped, without reading anything twice.
+
+    Args:
+        model: where to start; rules never change it.
+        knobs: the decisions, each starting at its dearest value; knobs of several methods compose.
+        rules: the rule of every knob, by knob name or by a dotted prefix of it.
+        meters: by the key they read; must cover the budget's keys and ``quality``.
+        budget: absolute limits.
+        policy: proposes trials and moves.
+        ledger: empty, or the ledger of the run to go on with.
+        quality_floor: moves to a model whose quality reads lower are rejected.
+        check: measures a finished model afresh.
+        break_on_reject: end at the first rejected move, as Algorithm 1 is written, instead of asking the policy again.
+        on_row: told of every new row, for progress display.
+    """
+    _check_arguments(knobs, rules, meters, budget, quality)
+    run = _Run(model, knobs, rules, meters, budget, ledger, quality, z, on_row)
+    while True:
+        if run.over == 0.0:
+            if check is None:
+                return run.result(Outcome.MET, {})
+            last = ledger[-1]
+            if last.kind != "check":
+                if len(ledger) > max_steps:
+                    return run.result(Outcome.OUT_OF_STEPS, {})
+                run.check(check)
+                continue
+            if last.accepted:
+                return run.result(Outcome.MET, last.readings)
+        num_failed = sum(row.kind == "check" and not row.accepted for row in ledger)
+        if num_failed >= max_checks:
+            return run.result(Outcome.BUDGET_VIOLATION, _last_check(ledger))
+        if len(ledger) > max_steps:
+            return run.result(Outcome.OUT_OF_STEPS, _last_check(ledger))
+        last = ledger[-1]
+        stop_here = break_on_reject and last.kind == "move" and not last.accepted
+        proposal = None if stop_here else policy.propose(run.state())
+        if proposal is None:
+            return run.result(_why_stuck(run.state().rows_here()), _last_check(ledger))
+        run.step(proposal.knob, proposal.value, commit=proposal.commit, quality_floor=quality_floor)
+
+
+class _Run(Generic[M]):
+    """The moving parts of one run; everything but the model is read off the ledger."""
+
+    def __init__(
+        self,
+        model: M,
+        knobs: Sequence[Knob],
+        rules: Mapping[str, Rule[M]],
+        meters: Mapping[str, Meter[M]],
+        budget: Budget,
+        ledger: Ledger,
+        quality: str,
+        z: float,
+        on_row: Callable[[Row], None] | None,
+    ) -> None:
+        self.knobs = {knob.name: knob for knob in knobs}
+        self.rules, self.meters, self.ledger = rules, meters, ledger
+        self.quality, self.z, self.on_row = quality, z, on_row
+        self.promised = self.budget = budget
+        self.model = model
+        self.setting = Setting.dearest(knobs)
+        self.readings: Mapping[str, Reading] = {}
+        self._last_trial: tuple[Setting, M] | None = None
+        if ledger:
+            self._replay()
+        else:
+            readings = self._read(model)
+            self._record("start", readings, accepted=True)
+            self.readings = readings
+
+    @property
+    def over(self) -> float:
+        """The cost of where the run stands, under the limits it works towards now."""
+        return self.budget.excess(self.readings, self.z)
+
+    def state(self) -> State:
+        return State(
+            tuple(self.knobs.values()),
+            tuple(self.ledger),
+            self.setting,
+            self.readings,
+            self.budget,
+            self.quality,
+            self.z,
+        )
+
+    def step(self, name: str, value: Value, *, commit: bool, quality_floor: float | None) -> None:
+        """Applies a proposal, reads it unless it was read from here already, and accepts or rejects it."""
+        if name not in self.knobs:
+            raise KnobError(f"the policy proposed the unknown knob {name!r}; the knobs are {', '.join(self.knobs)}")
+        knob = self.knobs[name]
+        knob.check(value)
+        began = time.perf_counter()
+        setting = self.setting.replace(name, value)
+        known = next((row for row in self.state().rows_here() if row.setting == setting and row.knob == name), None)
+        candidate: M | None = None
+        if self._last_trial is not None and self._last_trial[0] == setting:
+            candidate = self._last_trial[1]
+        if candidate is None and (known is None or commit):
+            candidate = rule_for(knob, self.rules).apply(self.model, knob, value)
+        if known is not None:
+            readings: Mapping[str, Reading] = known.readings
+        else:
+            assert candidate is not None
+            readings = self._read(candidate)
+        accepted, note = False, ""
+        if commit:
+            accepted, note = self._judge(readings, quality_floor)
+        self._record(
+            "move" if commit else "trial", readings, accepted, began=began, knob=name, value=value, setting=setting,
+            note=note,
+        )
+        if accepted:
+            assert candidate is not None
+            self.model, self.setting, self.readings = candidate, setting, readings
+            self._last_trial = None
+        elif candidate is not None:
+            self._last_trial = (setting, candidate)
+
+    def check(self, measure: Callable[[M], Mapping[str, Reading]]) -> None:
+        """Measures the model afresh; where that exceeds the promise, tightens the limits the loop works towards."""
+        began = time.perf_counter()
+        measured = measure(self.model)
+        accepted = self.promised.met(measured, self.z)
+        note = "" if accepted else "measured over budget"
+        self._record("check", measured, accepted, began=began, note=note)
+        if not accepted:
+            self._tighten(measured)
+
+    def result(self, outcome: Outcome, measured: Mapping[str, Reading]) -> Result[M]:
+        return Result(outcome, self.model, self.setting, self.readings, measured, self.promised)
+
+    def _judge(self, readings: Mapping[str, Reading], quality_floor: float | None) -> tuple[bool, str]:
+        if not self.budget.excess(readings, self.z) < self.over:
+            return False, "no progress"
+        if quality_floor is not None and readings[self.quality].value < quality_floor:
+            return False, "quality floor"
+        return True, ""
+
+    def _read(self, model: M) -> dict[str, Reading]:
+        return {name: meter.read(model) for name, meter in self.meters.items()}
+
+    def _record(
+        self,
+        kind: Kind,
+        readings: Mapping[str, Reading],
+        accepted: bool,
+        *,
+        began: float | None = None,
+        knob: str | None = None,
+        value: Value | None = None,
+        setting: Setting | None = None,
+        note: str = "",
+    ) -> None:
+        row = Row(
+            step=len(self.ledger),
+            kind=kind,
+            knob=knob,
+            value=value,
+            setting=self.setting if setting is None else setting,
+            readings=dict(readings),
+            cost=(self.promised if kind == "check" else self.budget).excess(readings, self.z),
+            accepted=accepted,
+            note=note,
+            seconds=0.0 if began is None else time.perf_counter() - began,
+        )
+        self.ledger.append(row)
+        if self.on_row is not None:
+            self.on_row(row)
+
+    def _tighten(self, measured: Mapping[str, Reading]) -> None:
+        """Scales each limit that the check broke, so that the run stands above it again and has to go on."""
+        factors = {}
+        for limit in self.promised.limits:
+            over = measured[limit.key].upper(self.z) / limit.value
+            if over > 1:
+                now = next(lim.value for lim in self.budget.limits if lim.key == limit.key)
+                wanted = min(now, self.readings[limit.key].upper(self.z) / over)
+                factors[limit.key] = math.nextafter(wanted, 0.0) / now
+        self.budget = self.budget.tighten(factors)
+
+    def _replay(self) -> None:
+        """Rebuilds model, setting and limits from the ledger by applying its accepted moves again."""
+        self.readings = self.ledger[0].readings
+        for row in self.ledger[1:]:
+            if row.kind == "move" and row.accepted:
+                assert row.knob is not None and row.value is not None
+                knob = self.knobs[row.knob]
+                self.model = rule_for(knob, self.rules).apply(self.model, knob, row.value)
+                self.setting, self.readings = row.setting, row.readings
+            elif row.kind == "check" and not row.accepted:
+                self._tighten(row.readings)
+
+
+def _check_arguments(
+    knobs: Sequence[Knob], rules: Mapping[str, Rule[M]], meters: Mapping[str, Meter[M]], budget: Budget, quality: str
+) -> None:
+    check_rules(knobs, rules)
+    missing = [name for name in (*budget.keys, quality) if name not in meters]
+    if missing:
+        raise KnobError(f"no meter reads {', '.join(missing)}; meters are given for {', '.join(meters)}")
+
+
+def _last_check(ledger: Ledger) -> Mapping[str, Reading]:
+    return next((row.readings for row in reversed(ledger) if row.kind == "check"), {})
+
+
+def _why_stuck(rows_here: Sequence[Row]) -> Outcome:
+    floored = any(row.kind == "move" and row.note == "quality floor" for row in rows_here)
+    return Outcome.QUALITY_COLLAPSE if floored else Outcome.EARLY_BREAK

@@ -1,0 +1,142 @@
+"""Policies choose the next value of a knob from the ledger alone, so that a resumed run goes on as it would have."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from apportion.core.budget import Budget
+from apportion.core.knob import Knob, Setting, Value
+from apportion.core.ledger import Row
+from apportion.core.meter import Reading
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Set ``knob`` to ``value``; a trial is read and recorded, a commit moves the run there if the loop accepts it."""
+
+    knob: str
+    value: Value
+    commit: bool = True
+
+
+@dataclass(frozen=True)
+class State:
+    """What a policy sees: the knobs, the rows so far, where the run stands and the budget it must reach.
+
+    ``z`` is the number of standard errors that costs are judged with, ``quality`` the name of the quality reading.
+    """
+
+    knobs: tuple[Knob, ...]
+    rows: Sequence[Row]
+    setting: Setting
+    readings: Mapping[str, Reading]
+    budget: Budget
+    quality: str
+    z: float
+
+    def next_moves(self) -> list[tuple[Knob, Value]]:
+        """The next cheaper value of every knob, without those already rejected from here."""
+        rejected = {(row.knob, row.value) for row in self.rows_here() if row.kind == "move" and not row.accepted}
+        moves = []
+        for knob in self.knobs:
+            value = knob.cheaper(self.setting[knob.name])
+            if value is not None and (knob.name, value) not in rejected:
+                moves.append((knob, value))
+        return moves
+
+    def rows_here(self) -> list[Row]:
+        """Rows proposed from the current setting: those after the last accepted one."""
+        here: list[Row] = []
+        for row in reversed(self.rows):
+            if row.kind in ("start", "move") and row.accepted:
+                break
+            here.append(row)
+        return here[::-1]
+
+
+class Policy(Protocol):
+    """Chooses the next setting from the ledger; None when it has nothing left to propose."""
+
+    def propose(self, state: State) -> Proposal | None: ...
+
+
+@dataclass(frozen=True)
+class Greedy:
+    r"""Takes the move that loses least quality per unit of cost saved.
+
+    .. math:: (k, v) = \arg\min_{k, v} \frac{Q(M) - Q(T(M, k, v))}{C(M) - C(T(M, k, v))}
+
+    Every knob's next value is tried once; after that only the most promising one is tried again from the new setting
+    and taken while it still is the most promising (lazy evaluation: as parts are removed the others matter more, so
+    an old ratio is an optimistic one).
+    """
+
+    def propose(self, state: State) -> Proposal | None:
+        best: tuple[float, Knob, Value, bool] | None = None
+        for knob, value in state.next_moves():
+            found = _last_ratio(state, knob, value)
+            if found is None:
+                return Proposal(knob.name, value, commit=False)
+            ratio, fresh = found
+            if best is None or ratio < best[0]:
+                best = (ratio, knob, value, fresh)
+        if best is None:
+            return None
+        _, knob, value, fresh = best
+        return Proposal(knob.name, value, commit=fresh)
+
+
+def _last_ratio(state: State, knob: Knob, value: Value) -> tuple[float, bool] | None:
+    """The newest known quality loss per cost saved of a move, and whether it was read from the current setting.
+
+    Before the move itself has been tried, a shallower move of the same knob stands in for it.
+    """
+    here: Mapping[str, Reading] = state.readings
+    fresh = True
+    newest_start = None  # readings at the setting a row was proposed from
+    for position in range(len(state.rows) - 1, -1, -1):
+        row = state.rows[position]
+        if row.kind in ("start", "move") and row.accepted:
+            fresh = False
+            continue
+        if row.knob == knob.name and row.kind in ("trial", "move"):
+            if fresh and row.value == value:
+                newest_start = here
+            else:
+                newest_start = _readings_before(state.rows, position)
+                fresh = False
+            loss = newest_start[state.quality].value - row.readings[state.quality].value
+            saved = state.budget.excess(newest_start, state.z) - state.budget.excess(row.readings, state.z)
+            return (loss / saved if saved > 0 else math.inf), fresh
+    return None
+
+
+def _readings_before(rows: Sequence[Row], position: int) -> Mapping[str, Reading]:
+    for row in reversed(rows[:position]):
+        if row.kind in ("start", "move") and row.accepted:
+            return row.readings
+    raise AssertionError("a ledger opens with its start row")
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """Walks the knobs in a fixed order: stage by stage, and within a stage all knobs down in step.
+
+    ``stages`` are patterns over knob names (``("prune.*", "quantise.*")`` prunes first); a stage is left when none of
+    its knobs can move. Nothing is tried first, so a run takes one reading per move.
+    """
+
+    stages: tuple[str, ...] = ("*",)
+
+    def propose(self, state: State) -> Proposal | None:
+        moves = state.next_moves()
+        for pattern in self.stages:
+            matching = [move for move in moves if fnmatch.fnmatchcase(move[0].name, pattern)]
+            if matching:
+                knob, value = min(matching, key=lambda move: move[0].depth(move[1]))
+                return Proposal(knob.name, value)
+        return None

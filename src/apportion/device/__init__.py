@@ -1,0 +1,1 @@
+"""Targets, and measurements on them in child processes."""

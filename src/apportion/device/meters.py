@@ -1,0 +1,52 @@
+"""Meters that need no clock: parameters, size on disk and floating-point operations."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from apportion.core.meter import Reading
+from apportion.models.network import Network, forward
+
+_HEADER_BYTES = 160  # of one tensor in a safetensors header, at most
+
+
+class ParameterCount:
+    """Numbers held by the parameters, shared ones once."""
+
+    unit = "params"
+
+    def read(self, model: Network) -> Reading:
+        return Reading(value=float(sum(p.numel() for p in model.module.parameters())), unit=self.unit)
+
+
+class SizeOnDisk:
+    """Bytes of the safetensors file that ``models.save`` writes, bounded from above before it is written."""
+
+    unit = "B"
+
+    def read(self, model: Network) -> Reading:
+        tensors = {tensor.data_ptr(): tensor for tensor in model.module.state_dict().values()}
+        size_bytes = sum(t.numel() * t.element_size() for t in tensors.values()) + _HEADER_BYTES * len(tensors)
+        return Reading(value=float(size_bytes), unit=self.unit)
+
+
+class FlopCount:
+    """Floating-point operations of one forward pass on the example inputs, a multiply-add counted as two."""
+
+    unit = "FLOPs"
+
+    def read(self, model: Network) -> Reading:
+        return Reading(value=float(flops_by_part(model)[""]), unit=self.unit)
+
+
+def flops_by_part(network: Network) -> dict[str, int]:
+    """Floating-point operations of every submodule by name; the whole model goes by the empty name."""
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        forward(network.module, network.inputs)
+    root = type(network.module).__name__
+    return {
+        name.removeprefix(root).removeprefix(".") if name != "Global" else "": sum(by_op.values())
+        for name, by_op in counter.get_flop_counts().items()
+        if name == "Global" or name.startswith(f"{root}.")
+    }

@@ -1,0 +1,46 @@
+"""The measurement store: sessions in an SQLite file, keyed by what was measured, so that nothing is measured twice."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from apportion.device.measure import Session
+
+SCHEMA = "CREATE TABLE IF NOT EXISTS session (key TEXT PRIMARY KEY, body TEXT NOT NULL)"
+
+
+class Store:
+    """Measured sessions by key; safe under several writers and a kill at any moment."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        with self._connect() as database:
+            database.execute(SCHEMA)
+
+    def get_or_measure(self, what: dict[str, Any], measure: Callable[[], Session]) -> Session:
+        """The stored session of ``what`` (any JSON description), or a new one that is stored before it is returned."""
+        key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+        with self._connect() as database:
+            row = database.execute("SELECT body FROM session WHERE key = ?", (key,)).fetchone()
+        if row is not None:
+            return Session.from_json(json.loads(row[0]))
+        session = measure()
+        with self._connect() as database:
+            database.execute("INSERT OR REPLACE INTO session VALUES (?, ?)", (key, json.dumps(session.to_json())))
+        return session
+
+    @contextlib.contextmanager
+    def _connect(self) -> Any:
+        database = sqlite3.connect(self._path, timeout=60)
+        try:
+            with database:
+                yield database
+        finally:
+            database.close()

@@ -1,0 +1,290 @@
+"""Loading a model by reference: a built-in name, a Hugging Face style folder, or ``module.path:factory``."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers.initialization import no_init_weights
+
+from apportion.errors import ModelError
+from apportion.models.channels import num_channels, remove_channels
+from apportion.models.network import Edits, Network, Origin, Readout
+from apportion.models.registry import BUILT_IN, find_packaged
+from apportion.models.safefile import TensorInfo, read_header, read_json, refuse_pickle, weight_files
+from apportion.models.skip import skip_blocks
+from apportion.models.trace import HEAD_COUNT_NAMES, HEAD_WIDTH_NAMES
+
+EDITS_FILE = "apportion.json"
+FORMAT = 1
+_BLOAT = 4  # a config may describe at most this many times the numbers that the weights hold (tied weights, buffers)
+
+
+def load(ref: str, *, batch: int = 1, tokens: int = 64, seed: int = 0, factory: str | None = None) -> Network:
+    """Loads a model on the CPU in evaluation mode.
+
+    Args:
+        ref: a built-in name (``minilm``), a folder with ``config.json`` and safetensors, a folder written by
+            ``models.save``, or ``module.path:factory``, a function returning ``(module, example inputs)``.
+        batch: examples in the inputs that the model is traced and priced at.
+        tokens: length of those inputs for text models.
+        seed: of the example inputs.
+        factory: the factory that a saved model came from; needed because code named in a file is never run.
+    """
+    if min(batch, tokens) < 1:
+        raise ModelError(f"batch {batch} and tokens {tokens} must be at least 1")
+    if ref in BUILT_IN:
+        return _from_folder(ref, find_packaged(ref), batch, tokens, seed)
+    path = Path(ref)
+    if path.is_dir():
+        if (path / EDITS_FILE).is_file():
+            return _from_saved(ref, path, batch, tokens, seed, factory)
+        return _from_folder(ref, path, batch, tokens, seed)
+    if path.is_file():
+        refuse_pickle(path)
+        raise ModelError(f"{ref} is a file; give the folder that holds it together with its config.json")
+    if ":" in ref and not path.exists():
+        return _from_factory(ref)
+    raise ModelError(
+        f"no model {ref!r}: neither a folder here nor a built-in name ({', '.join(BUILT_IN)}) nor module.path:factory"
+    )
+
+
+def _from_folder(ref: str, folder: Path, batch: int, tokens: int, seed: int) -> Network:
+    headers: dict[str, TensorInfo] = {}
+    for path in weight_files(folder):
+        headers |= read_header(path)
+    config, model_class = _config(folder)
+    with torch.device("meta"):
+        described = sum(p.numel() for p in _build(folder, config, model_class, headers).parameters())
+    stored = sum(math.prod(info.shape) for info in headers.values())
+    if described > _BLOAT * max(stored, 1):
+        raise ModelError(f"{folder}/config.json describes {described} weights, but its files hold {stored}; fetch it again")
+    try:
+        with _quiet():
+            module, info = model_class.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                output_loading_info=True,
+            )
+    except Exception as error:  # the library raises many kinds for a mismatch
+        raise ModelError(f"{folder}: the weights don't fit the config ({_first_line(error)})") from None
+    if info["missing_keys"]:
+        raise ModelError(f"{folder} lacks the weights of {sorted(info['missing_keys'])[0]!r}; fetch it again")
+    return _network(ref, folder, module.eval(), batch, tokens, seed)
+
+
+def _network(ref: str, folder: Path, module: Any, batch: int, tokens: int, seed: int) -> Network:
+    return Network(
+        module=module,
+        inputs=example_inputs(module, batch=batch, tokens=tokens, seed=seed),
+        origin=Origin(ref=ref, folder=folder),
+        readout=_readout(type(module).__name__),
+        pooling=_pooling(folder),
+    )
+
+
+def _from_saved(ref: str, folder: Path, batch: int, tokens: int, seed: int, factory: str | None) -> Network:
+    fields = read_json(folder / EDITS_FILE)
+    if fields.get("apportion_model") != FORMAT:
+        raise ModelError(f"{folder}/{EDITS_FILE} is of another format than {FORMAT}; save the model again")
+    path = folder / "model.safetensors"
+    headers = read_header(path)
+    if fields.get("factory") is not None:
+        if factory is None:
+            raise ModelError(
+                f"{ref} was made by the factory {fields['factory']!r}; code named in a file is not run: name it yourself "
+                "(--model on the command line)"
+            )
+        network = _from_factory(factory)
+        network = network.replace(origin=Origin(ref=ref, folder=folder, factory=factory))
+        module = network.module
+    else:
+        config, model_class = _config(folder)
+        with _quiet(), no_init_weights():
+            module = _build(folder, config, model_class, headers)
+        network = _network(ref, folder, module.eval(), batch, tokens, seed)
+    edits = _read_edits(folder, fields)
+    _apply_edits(folder, module, edits)
+    _load_weights(path, module, headers, fields.get("tied"))
+    return network.replace(edits=edits)
+
+
+def _from_factory(ref: str) -> Network:
+    module_name, _, function = ref.partition(":")
+    try:
+        made = getattr(importlib.import_module(module_name), function)()
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"can't call the factory {ref!r} ({error}); write it as module.path:function") from None
+    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if isinstance(inputs, Tensor):
+        inputs = (inputs,)
+    if isinstance(inputs, tuple | list):
+        inputs = {str(position): tensor for position, tensor in enumerate(inputs)}
+    if not isinstance(module, nn.Module) or not isinstance(inputs, Mapping):
+        raise ModelError(f"the factory {ref!r} must return (module, example inputs): a torch module and its tensors")
+    readout: Readout = "logits" if len(_shape(module, inputs)) == 2 else "embedding"
+    return Network(module=module.eval(), inputs=dict(inputs), origin=Origin(ref=ref, factory=ref), readout=readout)
+
+
+def _shape(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+    from apportion.models.network import float_outputs, forward
+
+    with torch.no_grad():
+        outputs = float_outputs(forward(module.eval(), inputs))
+    if not outputs:
+        raise ModelError("the model returns no floating-point tensor; return the tensor that matters first")
+    return tuple(outputs[0].shape)
+
+
+def _config(folder: Path) -> tuple[Any, Any]:
+    fields = read_json(folder / "config.json")
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"{folder}/config.json describes no known architecture ({_first_line(error)})") from None
+    architectures = fields.get("architectures") or [""]
+    name = architectures[0] if isinstance(architectures, list) else ""
+    model_class = getattr(transformers, name, None) if isinstance(name, str) and name else None
+    if model_class is None:
+        mapped = transformers.MODEL_MAPPING.get(type(config), None)
+        model_class = mapped[0] if isinstance(mapped, tuple) else mapped
+    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
+        raise ModelError(f"{folder}/config.json names the architecture {name!r}, which transformers does not have")
+    return config, model_class
+
+
+def _build(folder: Path, config: Any, model_class: Any, headers: Mapping[str, TensorInfo]) -> Any:
+    """An instance without weights; the number of layers is checked first, as each one costs time and memory."""
+    layers = [value for name, value in vars(config).items() if "layer" in name and type(value) is int]
+    if layers and max(layers) > len(headers):
+        raise ModelError(f"{folder}/config.json speaks of {max(layers)} layers, but its files hold {len(headers)} tensors")
+    try:
+        return model_class(config)
+    except Exception as error:
+        raise ModelError(f"{folder}/config.json can't be built ({_first_line(error)})") from None
+
+
+def _readout(class_name: str) -> Readout:
+    if "ForCausalLM" in class_name or "LMHead" in class_name or "ForMaskedLM" in class_name:
+        return "token-logits"
+    return "logits" if "Classification" in class_name else "embedding"
+
+
+def _pooling(folder: Path) -> Literal["mean", "cls"]:
+    path = folder / "1_Pooling" / "config.json"
+    if path.is_file() and read_json(path).get("pooling_mode_cls_token") is True:
+        return "cls"
+    return "mean"
+
+
+def example_inputs(module: Any, *, batch: int, tokens: int, seed: int) -> dict[str, Tensor]:
+    """Inputs of the shape that the model is priced at, from its config."""
+    config = module.config
+    generator = torch.Generator().manual_seed(seed)
+    if module.main_input_name == "input_ids":
+        longest = getattr(config, "max_position_embeddings", None) or tokens
+        if tokens > longest:
+            raise ModelError(f"the model takes at most {longest} tokens, asked for {tokens}; give a smaller --tokens")
+        low = min(1000, config.vocab_size // 2)
+        ids = torch.randint(low, config.vocab_size, (batch, tokens), generator=generator)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if module.main_input_name == "pixel_values":
+        size = getattr(config, "image_size", None) or 224
+        height, width = (size, size) if isinstance(size, int) else size
+        shape = (batch, getattr(config, "num_channels", 3), height, width)
+        return {"pixel_values": torch.randn(shape, generator=generator)}
+    raise ModelError(
+        f"no example inputs are known for {type(module).__name__} (it takes {module.main_input_name!r}); wrap it in a "
+        "module.path:factory that returns (module, inputs)"
+    )
+
+
+def _read_edits(folder: Path, fields: Mapping[str, Any]) -> Edits:
+    try:
+        return Edits(
+            widths={layer: {side: int(n) for side, n in sides.items()} for layer, sides in fields["widths"].items()},
+            attributes={own: {name: int(n) for name, n in names.items()} for own, names in fields["attributes"].items()},
+            skips={name: int(n) for name, n in fields["skips"].items()},
+            keep={name: tuple(int(unit) for unit in units) for name, units in fields["keep"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ModelError(f"{folder}/{EDITS_FILE} can't be read; save the model again") from None
+
+
+def _apply_edits(folder: Path, module: nn.Module, edits: Edits) -> None:
+    """Repeats a slice on a freshly built architecture; nothing in the file can name code or grow a layer."""
+    try:
+        for layer_name, sides in edits.widths.items():
+            layer = _existing(module, layer_name)
+            if layer is None:
+                if any(layer_name.startswith(f"{block}.") for block in edits.skips):
+                    continue
+                raise ValueError(f"no layer {layer_name!r}")
+            for side, width in sides.items():
+                if side not in ("out", "in") or not 0 < width <= num_channels(layer, side):
+                    raise ValueError(f"layer {layer_name!r} can't have {width} {side} channels")
+                if width < num_channels(layer, side):
+                    remove_channels(layer, side, range(width, num_channels(layer, side)))
+        for owner, values in edits.attributes.items():
+            for name, value in values.items():
+                part = _existing(module, owner)
+                old = getattr(part, name, None)
+                if name not in HEAD_COUNT_NAMES + HEAD_WIDTH_NAMES or type(old) is not int or not 0 < value <= old:
+                    raise ValueError(f"{owner!r} can't have {name}={value}")
+                setattr(part, name, value)
+        for name, num_outputs in edits.skips.items():
+            if _existing(module, name) is None or not 0 <= num_outputs <= 16:
+                raise ValueError(f"no block {name!r}")
+        skip_blocks(module, edits.skips)
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{folder}/{EDITS_FILE} does not fit the architecture ({error}); save the model again") from None
+
+
+def _load_weights(path: Path, module: nn.Module, headers: Mapping[str, TensorInfo], tied: Any) -> None:
+    aliases = tied if isinstance(tied, dict) else {}
+    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    for name, shape in expected.items():
+        stored = headers.get(aliases.get(name, name))
+        if stored is None or stored.shape != shape:
+            given = "lacks it" if stored is None else f"has {list(stored.shape)}"
+            raise ModelError(f"{path}: tensor {name!r} should have the shape {list(shape)}, but the file {given}")
+    state = load_file(path)
+    module.load_state_dict({name: state[aliases.get(name, name)] for name in expected}, strict=True)
+
+
+def _existing(module: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+class _quiet:
+    """Silences transformers' log lines and progress bars; what matters is raised as an error."""
+
+    def __enter__(self) -> None:
+        self._level = transformers.logging.get_verbosity()
+        self._bars = transformers.logging.is_progress_bar_enabled()
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+
+    def __exit__(self, *exc: object) -> None:
+        transformers.logging.set_verbosity(self._level)
+        if self._bars:
+            transformers.logging.enable_progress_bar()

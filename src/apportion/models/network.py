@@ -1,0 +1,111 @@
+"""A network: a module with what is needed to run, cut and save it; rules take one and return another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Readout = Literal["embedding", "logits", "token-logits"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a network came from: the reference as given, and the folder or factory that it names."""
+
+    ref: str
+    folder: Path | None = None
+    factory: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edits:
+    """What slicing did to the architecture, enough to repeat it on a freshly built one.
+
+    ``widths`` maps a layer and a side (``out`` or ``in``) to its new number of channels, ``attributes`` a module and
+    attribute to the new value, ``skips`` names the blocks left out and their number of outputs; ``keep`` says which groups of each module are left.
+    """
+
+    widths: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    skips: Mapping[str, int] = field(default_factory=dict)
+    keep: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A module, inputs of the shape it is priced at, and its origin; treated as immutable."""
+
+    module: nn.Module
+    inputs: Mapping[str, Tensor]
+    origin: Origin
+    readout: Readout
+    pooling: Literal["mean", "cls"] = "mean"
+    edits: Edits = field(default_factory=Edits)
+
+    @property
+    def takes_text(self) -> bool:
+        return "input_ids" in self.inputs
+
+    def replace(self, **changes: Any) -> Network:
+        return replace(self, **changes)
+
+
+def forward(module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+    """Runs a module on named inputs; inputs named ``0``, ``1``, … are passed by position."""
+    positional = [inputs[key] for key in sorted(inputs, key=str) if key.isdigit()]
+    named = {key: value for key, value in inputs.items() if not key.isdigit()}
+    if "use_cache" in getattr(getattr(module, "config", None), "__dict__", {}):
+        named["use_cache"] = False
+    return module(*positional, **named)
+
+
+@contextmanager
+def traceable(module: nn.Module) -> Iterator[None]:
+    """Makes every forward pass leave an autograd graph, in evaluation mode; puts all back afterwards."""
+    frozen = [p for p in module.parameters() if not p.requires_grad and p.is_floating_point()]
+    was_training = module.training
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        module.train(was_training)
+
+
+def float_outputs(output: Any) -> list[Tensor]:
+    """All floating-point tensors of a model's output, in order."""
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+    return [tensor for value in values for tensor in float_outputs(value)]
+
+
+def read_out(network: Network, inputs: Mapping[str, Tensor]) -> Tensor:
+    """What quality is judged on, one row per example: a unit embedding, class logits, or logits at every token.
+
+    Shapes: ``(N, D)`` for embeddings and logits, ``(N, T, V)`` for token logits.
+    """
+    output = forward(network.module, inputs)
+    if network.readout in ("logits", "token-logits"):
+        return output if isinstance(output, Tensor) else output.logits
+    hidden = output if isinstance(output, Tensor) else float_outputs(output)[0]
+    if hidden.dim() == 4:  # feature maps (N, C, H, W)
+        hidden = hidden.mean((2, 3))
+    elif hidden.dim() == 3:
+        if network.pooling == "cls":
+            hidden = hidden[:, 0]
+        elif "attention_mask" in inputs:
+            mask = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+            hidden = (hidden * mask).sum(1) / mask.sum(1).clamp_min(1)
+        else:
+            hidden = hidden.mean(1)
+    return torch.nn.functional.normalize(hidden, dim=-1)

@@ -21,10 +21,20 @@ CANONICAL_UNIT = {
 """Each quantity and the unit its readings are in. A bare unit names the first quantity listed with that unit."""
 
 _FACTOR = {  # unit as written -> (canonical unit, factor)
-    **{"us": ("ms", 1e-3), "µs": ("ms", 1e-3), "ms": ("ms", 1.0), "s": ("ms", 1e3)},
-    **{"B": ("B", 1.0), "KB": ("B", 1e3), "kB": ("B", 1e3), "MB": ("B", 1e6), "GB": ("B", 1e9)},
-    **{"KiB": ("B", 2.0**10), "MiB": ("B", 2.0**20), "GiB": ("B", 2.0**30)},
-    **{"mJ": ("mJ", 1.0), "J": ("mJ", 1e3)},
+    "us": ("ms", 1e-3),
+    "µs": ("ms", 1e-3),
+    "ms": ("ms", 1.0),
+    "s": ("ms", 1e3),
+    "B": ("B", 1.0),
+    "KB": ("B", 1e3),
+    "kB": ("B", 1e3),
+    "MB": ("B", 1e6),
+    "GB": ("B", 1e9),
+    "KiB": ("B", 2.0**10),
+    "MiB": ("B", 2.0**20),
+    "GiB": ("B", 2.0**30),
+    "mJ": ("mJ", 1.0),
+    "J": ("mJ", 1e3),
     **{f"{si}params": ("params", by) for si, by in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9))},
     **{f"{si}FLOPs": ("FLOPs", by) for si, by in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))},
 }
@@ -146,9 +156,7 @@ class Budget:
         For one limit it orders models as their cost does; for several it is the cost the loop drives down.
         """
         self._check_resolved()
-        return math.fsum(
-            max(0.0, readings[limit.key].upper(z) / limit.value - 1.0) for limit in self.limits
-        )
+        return math.fsum(max(0.0, readings[limit.key].upper(z) / limit.value - 1.0) for limit in self.limits)
 
     def _check_resolved(self) -> None:
         if self.relative:

@@ -202,7 +202,13 @@ class _Run(Generic[M]):
         if commit:
             accepted, note = self._judge(readings, quality_floor)
         self._record(
-            "move" if commit else "trial", readings, accepted, began=began, knob=name, value=value, setting=setting,
+            "move" if commit else "trial",
+            readings,
+            accepted,
+            began=began,
+            knob=name,
+            value=value,
+            setting=setting,
             note=note,
         )
         if accepted:
@@ -279,7 +285,8 @@ class _Run(Generic[M]):
         self.readings = self.ledger[0].readings
         for row in self.ledger[1:]:
             if row.kind == "move" and row.accepted:
-                assert row.knob is not None and row.value is not None
+                assert row.knob is not None
+                assert row.value is not None
                 knob = self.knobs[row.knob]
                 self.model = rule_for(knob, self.rules).apply(self.model, knob, row.value)
                 self.setting, self.readings = row.setting, row.readings

@@ -56,6 +56,17 @@ class Session:
     timings: Mapping[str, tuple[Timing, ...]]
     conditions: Mapping[str, Any]
 
+    def plus(self, other: Session) -> Session:
+        """This session with the processes of another added."""
+        conditions = {
+            "processes": self.conditions["processes"] + other.conditions["processes"],
+            "tight": self.conditions["tight"] and other.conditions["tight"],
+            "wall_per_cpu": max(self.conditions["wall_per_cpu"], other.conditions["wall_per_cpu"]),
+            "load": max(self.conditions["load"], other.conditions["load"]),
+            "versions": self.conditions["versions"],
+        }
+        return Session({name: rows + other.timings[name] for name, rows in self.timings.items()}, conditions)
+
     def latency(self, name: str) -> Reading:
         """Median over processes of the median latency; with several processes their spread is in the error."""
         timings = self.timings[name]
@@ -69,10 +80,13 @@ class Session:
         """Latency relative to another candidate of the same processes, which cancels what slowed both."""
         pairs = list(zip(self.timings[name], self.timings[to], strict=True))
         ratios = [ours.median_ms / theirs.median_ms for ours, theirs in pairs]
-        within = statistics.fmean(
-            ratio * ((ours.stderr_ms / ours.median_ms) ** 2 + (theirs.stderr_ms / theirs.median_ms) ** 2) ** 0.5
-            for ratio, (ours, theirs) in zip(ratios, pairs, strict=True)
-        ) / len(pairs) ** 0.5
+        within = (
+            statistics.fmean(
+                ratio * ((ours.stderr_ms / ours.median_ms) ** 2 + (theirs.stderr_ms / theirs.median_ms) ** 2) ** 0.5
+                for ratio, (ours, theirs) in zip(ratios, pairs, strict=True)
+            )
+            / len(pairs) ** 0.5
+        )
         between = mean_stderr(ratios) if len(ratios) > 1 else 0.0
         count = sum(ours.count for ours, _ in pairs)
         return Reading(value=statistics.median(ratios), unit="ratio", stderr=max(within, between), count=count)

@@ -88,7 +88,7 @@ def _parts(network: Network, partition: Partition, keep: Keep) -> list[tuple[Mod
     parts = []
     for name, units in keep.items():
         part, kept = partition[name], set(units)
-        if len(kept) < part.minimum and part.kind == "blocks" or not kept and part.kind != "blocks":
+        if (len(kept) < part.minimum and part.kind == "blocks") or (not kept and part.kind != "blocks"):
             raise ModelError(f"{name} was asked to keep nothing; it must keep at least {part.minimum}")
         if not kept <= set(range(part.num_units)):
             raise ModelError(f"{name} was asked to keep {sorted(kept)} of its units 0 to {part.num_units - 1}")

@@ -66,9 +66,11 @@ def _from_folder(ref: str, folder: Path, batch: int, tokens: int, seed: int) -> 
         described = sum(p.numel() for p in _build(folder, config, model_class, headers).parameters())
     stored = sum(math.prod(info.shape) for info in headers.values())
     if described > _BLOAT * max(stored, 1):
-        raise ModelError(f"{folder}/config.json describes {described} weights, but its files hold {stored}; fetch it again")
+        raise ModelError(
+            f"{folder}/config.json describes {described} weights, but its files hold {stored}; fetch it again"
+        )
     try:
-        with _quiet():
+        with _Quiet():
             module, info = model_class.from_pretrained(
                 folder,
                 config=config,
@@ -104,15 +106,15 @@ def _from_saved(ref: str, folder: Path, batch: int, tokens: int, seed: int, fact
     if fields.get("factory") is not None:
         if factory is None:
             raise ModelError(
-                f"{ref} was made by the factory {fields['factory']!r}; code named in a file is not run: name it yourself "
-                "(--model on the command line)"
+                f"{ref} was made by the factory {fields['factory']!r}; code named in a file is not run: name it "
+                "yourself (--model on the command line)"
             )
         network = _from_factory(factory)
         network = network.replace(origin=Origin(ref=ref, folder=folder, factory=factory))
         module = network.module
     else:
         config, model_class = _config(folder)
-        with _quiet(), no_init_weights():
+        with _Quiet(), no_init_weights():
             module = _build(folder, config, model_class, headers)
         network = _network(ref, folder, module.eval(), batch, tokens, seed)
     edits = _read_edits(folder, fields)
@@ -169,7 +171,9 @@ def _build(folder: Path, config: Any, model_class: Any, headers: Mapping[str, Te
     """An instance without weights; the number of layers is checked first, as each one costs time and memory."""
     layers = [value for name, value in vars(config).items() if "layer" in name and type(value) is int]
     if layers and max(layers) > len(headers):
-        raise ModelError(f"{folder}/config.json speaks of {max(layers)} layers, but its files hold {len(headers)} tensors")
+        raise ModelError(
+            f"{folder}/config.json speaks of {max(layers)} layers, but its files hold {len(headers)} tensors"
+        )
     try:
         return model_class(config)
     except Exception as error:
@@ -215,7 +219,9 @@ def _read_edits(folder: Path, fields: Mapping[str, Any]) -> Edits:
     try:
         return Edits(
             widths={layer: {side: int(n) for side, n in sides.items()} for layer, sides in fields["widths"].items()},
-            attributes={own: {name: int(n) for name, n in names.items()} for own, names in fields["attributes"].items()},
+            attributes={
+                own: {name: int(n) for name, n in names.items()} for own, names in fields["attributes"].items()
+            },
             skips={name: int(n) for name, n in fields["skips"].items()},
             keep={name: tuple(int(unit) for unit in units) for name, units in fields["keep"].items()},
         )
@@ -249,7 +255,9 @@ def _apply_edits(folder: Path, module: nn.Module, edits: Edits) -> None:
                 raise ValueError(f"no block {name!r}")
         skip_blocks(module, edits.skips)
     except (ValueError, KeyError, AttributeError) as error:
-        raise ModelError(f"{folder}/{EDITS_FILE} does not fit the architecture ({error}); save the model again") from None
+        raise ModelError(
+            f"{folder}/{EDITS_FILE} does not fit the architecture ({error}); save the model again"
+        ) from None
 
 
 def _load_weights(path: Path, module: nn.Module, headers: Mapping[str, TensorInfo], tied: Any) -> None:
@@ -275,7 +283,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-class _quiet:
+class _Quiet:
     """Silences transformers' log lines and progress bars; what matters is raised as an error."""
 
     def __enter__(self) -> None:

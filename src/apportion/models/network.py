@@ -28,7 +28,8 @@ class Edits:
     """What slicing did to the architecture, enough to repeat it on a freshly built one.
 
     ``widths`` maps a layer and a side (``out`` or ``in``) to its new number of channels, ``attributes`` a module and
-    attribute to the new value, ``skips`` names the blocks left out and their number of outputs; ``keep`` says which groups of each module are left.
+    attribute to the new value, ``skips`` names the blocks left out and their number of outputs; ``keep`` says which
+    units of each module are left.
     """
 
     widths: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

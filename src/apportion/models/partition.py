@@ -35,7 +35,8 @@ class Module:
     """A part that shrinks unit by unit: attention heads, neurons, channels, or the blocks of one list.
 
     ``order`` lists the units from the most to the least important; keeping ``n`` keeps its first ``n``. ``multiple``
-    is the hardware-friendly step of ``n`` and ``minimum`` its least value. For blocks, ``blocks`` names them and their number of outputs.
+    is the hardware-friendly step of ``n`` and ``minimum`` its least value. For blocks, ``blocks`` names them and their
+    number of outputs.
     """
 
     name: str
@@ -137,7 +138,9 @@ class Partition:
         return replace(
             self,
             modules=tuple(
-                replace(module, order=tuple(int(unit) for unit in orders[module.name])) if module.name in orders else module
+                replace(module, order=tuple(int(unit) for unit in orders[module.name]))
+                if module.name in orders
+                else module
                 for module in self.modules
             ),
         )

@@ -12,8 +12,24 @@ from apportion.errors import ModelError
 
 MAX_HEADER_BYTES = 100_000_000
 _DTYPE_BITS = {
-    **{"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16},
-    **{"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "C64": 64},
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+    "F32": 32,
+    "I32": 32,
+    "U32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "I16": 16,
+    "U16": 16,
+    "I8": 8,
+    "U8": 8,
+    "BOOL": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F4": 4,
+    "C64": 64,
 }
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
@@ -61,7 +77,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         infos = {name: _info(entry) for name, entry in entries.items()}
         spans = sorted((entry["data_offsets"][0], entry["data_offsets"][1], name) for name, entry in entries.items())
     except (ValueError, TypeError, KeyError, AttributeError, IndexError):
-        raise ModelError(f"{path} has a header that can't be read; it is not a safetensors file: fetch it again") from None
+        raise ModelError(
+            f"{path} has a header that can't be read; it is not a safetensors file: fetch it again"
+        ) from None
     position = 0
     for begin, end, name in spans:
         info = infos[name]

@@ -75,7 +75,13 @@ def trace(module: nn.Module, inputs: Mapping[str, Tensor]) -> Trace:
     in_attention: set[nn.Module] = set()
     for region in _attention_regions(graph):
         in_attention |= region.producers
-        _add(result, lambda region=region: _heads(module, names, region), names, region.producers | region.consumers, shared)
+        _add(
+            result,
+            lambda region=region: _heads(module, names, region),
+            names,
+            region.producers | region.consumers,
+            shared,
+        )
     for group in _channel_groups(graph, in_attention):
         root = group[0].dep.target.module
         _add(result, lambda group=group: _channels(graph, names, group), names, {root}, shared)
@@ -125,8 +131,8 @@ def _differentiable(output: Any) -> list[Tensor]:
     tensors = [tensor for tensor in float_outputs(output) if tensor.grad_fn is not None]
     if not tensors:
         raise TraceError(
-            "can't trace the model: its output carries no autograd graph (a no_grad block, a detach, or an op without a "
-            "gradient lies on the way); trace needs a differentiable forward pass"
+            "can't trace the model: its output carries no autograd graph (a no_grad block, a detach, or an op "
+            "without a gradient lies on the way); trace needs a differentiable forward pass"
         )
     return tensors
 

@@ -1,0 +1,68 @@
+"""``apportion fit``: shrink a model to a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apportion.errors import Exit
+
+HELP = """Shrink MODEL until its measured cost meets the budget.
+
+MODEL is a built-in name (minilm), a folder with config.json and safetensors, or module.path:factory.
+
+Example: apportion fit minilm --budget "latency<=70%, size<=80MB" -o runs/minilm
+"""
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="Built-in name, folder, or module.path:factory.", show_default=False)],
+    budget: Annotated[str, typer.Option(help="Such as 8ms, 60%, 'latency<=8ms@torch-cpu-1t, size<=20MB'.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Run folder; the same folder resumes.", metavar="RUN")],
+    data: Annotated[str | None, typer.Option(help="Texts (.txt .csv .tsv .jsonl) or inputs (.safetensors).")] = None,
+    target: Annotated[str | None, typer.Option(help="Where it will run; default torch-cpu-1t.")] = None,
+    policy: Annotated[str, typer.Option(help="greedy or scheduled.")] = "greedy",
+    importance: Annotated[str, typer.Option(help="taylor or magnitude.")] = "taylor",
+    quality_floor: Annotated[str | None, typer.Option(help="Agreement not to fall below, such as 98%.")] = None,
+    batch: Annotated[int, typer.Option(help="Examples per forward pass that latency is about.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Tokens per example that latency is about.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of data splits and example inputs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    from apportion.core.budget import Budget
+
+    Budget.parse(budget)  # a typing mistake is told before torch is loaded
+    from apportion.cli.show import Bars, print_result
+    from apportion.methods.compress.fit import fit
+    from apportion.methods.compress.rundir import FitConfig
+
+    config = FitConfig(
+        model=model,
+        budget=budget,
+        data=data,
+        target=target,
+        policy=policy,
+        importance=importance,
+        quality_floor=parse_share(quality_floor),
+        seed=seed,
+        batch=batch,
+        tokens=tokens,
+    )
+    result = fit(config, out, Bars(quiet=as_json))
+    print_result(result, as_json=as_json)
+    if result["met"]:
+        return Exit.MET
+    stuck = result["outcome"] in ("early break", "quality collapse")
+    return Exit.INFEASIBLE if stuck else Exit.NOT_MET
+
+
+def parse_share(text: str | None) -> float | None:
+    """A share of one: ``98%`` or ``0.98``."""
+    if text is None:
+        return None
+    try:
+        return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no share; write it like 98% or 0.98") from None

@@ -1,0 +1,52 @@
+"""The ``apportion`` command: subcommands, and one place that turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+
+from apportion.cli import fit, verify
+from apportion.errors import ApportionError, Exit
+
+app = typer.Typer(
+    name="apportion",
+    help="Name a model, a device and a budget; get a model that measurably meets it.\n\n"
+    "Exit codes: 0 done and met, 2 bad input, 3 budget can't be met, 4 measured and not met, 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("fit", help=fit.HELP)(fit.command)
+app.command("verify", help=verify.HELP)(verify.command)
+
+
+@app.callback(invoke_without_command=True)
+def options(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"apportion {installed('apportion')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Runs the command; a mistake of the user's prints one line on standard error, never a traceback."""
+    try:
+        code = app(standalone_mode=False)
+    except ApportionError as error:
+        _fail(" ".join(str(error).split()), error.exit_code)
+    except click.UsageError as error:
+        _fail(f"{error.format_message()} (see apportion --help)", Exit.BAD_INPUT)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        _fail("interrupted; start it again with the same -o folder to go on", Exit.INTERRUPTED)
+    except OSError as error:
+        _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), Exit.BAD_INPUT)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: Exit) -> None:
+    print(f"apportion: {message}", file=sys.stderr)
+    sys.exit(int(code))

@@ -1,0 +1,72 @@
+"""What the commands print: progress bars on standard error, the result as a table or as JSON on standard output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from apportion.core.budget import format_quantity
+from apportion.core.progress import Update
+
+
+class Bars:
+    """Draws every stage as a line with a bar and its time, on standard error."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.console = Console(stderr=True, quiet=quiet)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Update]:
+        columns = (
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description:<32}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self.console) as bars:
+            task = bars.add_task(name, total=None)
+            yield lambda share: bars.update(task, total=1.0, completed=share)
+            bars.update(task, total=1.0, completed=1.0)
+
+
+def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:
+    """One JSON object, or a table that fits 80 columns."""
+    if as_json:
+        print(json.dumps(result))
+        return
+    console = Console(width=min(80, Console().width))
+    table = Table(title=f"budget {result['budget']} on {result['target']}", title_justify="left", expand=False)
+    for heading in ("", "before", "limit", "measured", "of before"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for key in sorted(result["final"], key=lambda name: (name not in result["limits"], name)):
+        before, after = result["baseline"][key], result["final"][key]
+        limit = result["limits"].get(key)
+        table.add_row(
+            key.partition("@")[0],
+            format_quantity(before["value"], before["unit"]),
+            "" if limit is None else format_quantity(limit, before["unit"]),
+            _with_error(after),
+            f"{after['value'] / before['value']:.1%}",
+        )
+    quality, original = result["quality_after"], result["quality_before"]
+    table.add_row("agreement", f"{original['value']:.3f}", "", f"{quality['value']:.3f} ± {quality['stderr']:.3f}", "")
+    console.print(table)
+    console.print(f"agreement with the original on {result['quality_of']}, none used to choose", style="dim")
+    if result["met"]:
+        console.print("[bold green]met[/]", end=" ")
+    else:
+        console.print(f"[bold red]not met[/] ({result.get('outcome', 'measured over budget')})", end=" ")
+    console.print(f"run folder: {result['run']}", highlight=False, soft_wrap=True)
+    if not result["met"] and "remedy" in result:
+        console.print(result["remedy"])
+
+
+def _with_error(reading: Mapping[str, Any]) -> str:
+    text = format_quantity(reading["value"], reading["unit"])
+    return f"{text} ± {reading['stderr']:.2g}" if reading["stderr"] else text

@@ -1,0 +1,28 @@
+"""``apportion verify``: measure a finished run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apportion.errors import Exit
+
+HELP = """Measure the model of a finished RUN again, in fresh processes; exit 0 if it keeps its promise, else 4.
+
+Example: apportion verify runs/minilm
+"""
+
+
+def command(
+    run: Annotated[Path, typer.Argument(help="Folder that fit wrote.", metavar="RUN", show_default=False)],
+    model: Annotated[str | None, typer.Option(help="The original, where it came from a factory.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    from apportion.cli.show import Bars, print_result
+    from apportion.methods.compress.verify import verify
+
+    result = verify(run, model, Bars(quiet=as_json))
+    print_result(result, as_json=as_json)
+    return Exit.MET if result["met"] else Exit.NOT_MET

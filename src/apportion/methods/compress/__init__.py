@@ -1,0 +1,1 @@
+"""Compress: shrink a model to a measured budget, losing least."""

@@ -1,0 +1,31 @@
+"""Structured pruning as knobs and a rule: how many units each module keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apportion.core.knob import Choice, Knob, Value
+from apportion.models.cut import slice_network
+from apportion.models.network import Network
+from apportion.models.partition import Partition
+
+PREFIX = "prune"
+
+
+def prune_knobs(partition: Partition, *, num_steps: int = 8) -> list[Knob]:
+    """One knob per module: the number of units it keeps, in at most ``num_steps`` steps."""
+    return [
+        Choice(f"{PREFIX}.{module.name}", module.sizes(num_steps)) for module in partition if len(module.sizes()) > 1
+    ]
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Slices a module down to the units that its order of importance puts first."""
+
+    partition: Partition
+
+    def apply(self, model: Network, knob: Knob, value: Value) -> Network:
+        name = knob.name.removeprefix(f"{PREFIX}.")
+        assert isinstance(value, int)
+        return slice_network(model, self.partition, self.partition.keep({name: value}))

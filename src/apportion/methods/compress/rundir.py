@@ -1,0 +1,134 @@
+"""The run folder: what was asked, the ledger, the measurements, the model and its certificate."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from apportion.core.certificate import Certificate
+from apportion.errors import ApportionError
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig:
+    """What a fit was asked for; saved in the run folder, and what makes a run the same run."""
+
+    model: str
+    budget: str
+    data: str | None = None
+    target: str | None = None
+    policy: str = "greedy"
+    importance: str = "taylor"
+    quality_floor: float | None = None
+    seed: int = 0
+    batch: int = 1
+    tokens: int = 64
+    num_steps: int = 8
+    max_steps: int = 2000
+    processes: int = 3
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ApportionError(f"unknown policy {self.policy!r}; possible are {', '.join(POLICIES)}")
+        if self.importance not in IMPORTANCES:
+            raise ApportionError(f"unknown importance {self.importance!r}; possible are {', '.join(IMPORTANCES)}")
+        if self.quality_floor is not None and not 0 <= self.quality_floor <= 1:
+            raise ApportionError(f"quality floor {self.quality_floor:g} is outside 0 to 1; give it as a share of 1")
+        for name in ("batch", "tokens", "num_steps", "max_steps", "processes"):
+            if getattr(self, name) < 1:
+                raise ApportionError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+POLICIES = ("greedy", "scheduled")
+IMPORTANCES = ("taylor", "magnitude")
+
+
+class RunDir:
+    """Paths and files of one run; every file appears whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        if path.exists() and not path.is_dir():
+            raise ApportionError(f"{path} is a file; give a folder for the run")
+        self.path = path
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    @property
+    def store(self) -> Path:
+        return self.path / "measurements.sqlite"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    def start(self, config: FitConfig, model_digest: str) -> str:
+        """Saves what was asked and returns the run's identity; refuses a folder that holds another run."""
+        run = identity(config, model_digest)
+        asked = self.path / "run.json"
+        if asked.is_file():
+            if self._read("run.json").get("identity") != run:
+                raise ApportionError(f"{self.path} holds a run with other settings; choose another -o folder")
+        elif self.path.is_dir() and any(self.path.iterdir()):
+            raise ApportionError(f"{self.path} is not empty and holds no run; choose another -o folder")
+        else:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ApportionError(
+                    f"can't make the folder {self.path} ({error.strerror}); choose another -o"
+                ) from None
+            self.write("run.json", {"apportion_run": VERSION, "identity": run, "config": asdict(config)})
+        return run
+
+    def config(self) -> FitConfig:
+        """What the run was asked for."""
+        saved = self._read("run.json")
+        known = {field.name for field in fields(FitConfig)}
+        config = saved.get("config")
+        if saved.get("apportion_run") != VERSION or not isinstance(config, dict) or set(config) != known:
+            raise ApportionError(f"{self.path}/run.json is no run of version {VERSION}; give the folder of a run")
+        return FitConfig(**config)
+
+    def certificate(self) -> Certificate:
+        path = self.path / "certificate.json"
+        if not path.is_file():
+            raise ApportionError(f"{self.path} has no certificate; the run is not finished: start it again to go on")
+        return Certificate.from_json(path.read_text(encoding="utf-8"))
+
+    def result(self) -> dict[str, Any] | None:
+        """The result of a finished run."""
+        return self._read("result.json") if (self.path / "result.json").is_file() else None
+
+    def write(self, name: str, content: object) -> None:
+        draft = self.path / f".{name}.tmp"
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.path / name)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ApportionError(f"{self.path} holds no run ({name} is missing); give the folder of a run") from None
+        except ValueError:
+            raise ApportionError(f"{path} is damaged; start the run again in another folder") from None
+        if not isinstance(content, dict):
+            raise ApportionError(f"{path} is damaged; start the run again in another folder")
+        return content
+
+
+def identity(config: FitConfig, model_digest: str) -> str:
+    text = json.dumps({"config": asdict(config), "model": model_digest}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,69 @@
+"""Verify: measure a finished run's model again, in fresh processes, against what its certificate promised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from apportion.core.budget import Budget
+from apportion.core.progress import Progress, Silent
+from apportion.device.target import find_target
+from apportion.errors import ApportionError
+from apportion.methods.compress.fit import Bench, latency_limit, model_digest, read_artefact
+from apportion.methods.compress.rundir import RunDir, identity
+from apportion.models.load import load
+from apportion.models.safefile import folder_digest
+from apportion.tasks.agreement import Agreement
+from apportion.tasks.batches import load_splits
+
+
+def verify(folder: Path, model: str | None = None, progress: Progress | None = None) -> dict[str, Any]:
+    """Measures the model in a run folder again; ``met`` in the result says whether it still keeps its promise.
+
+    The promise is judged on the values measured now. Under a relative budget the original is measured again beside it.
+
+    Args:
+        model: the original, where it came from a factory: code named in a file is run only when you name it, too.
+    """
+    progress = progress or Silent()
+    rundir = RunDir(folder)
+    config, certificate = rundir.config(), rundir.certificate()
+    if not rundir.model.is_dir() or folder_digest(rundir.model) != certificate.artefact:
+        raise ApportionError(f"{rundir.model} is not the model that was certified; fit it again")
+    if ":" in config.model and not Path(config.model).exists() and model != config.model:
+        raise ApportionError(f"the run's model comes from the factory {config.model!r}; confirm it with --model")
+    with progress.stage("load"):
+        original = load(config.model, batch=config.batch, tokens=config.tokens, seed=config.seed)
+        splits = load_splits(original, config.data, seed=config.seed)
+        network = load(
+            str(rundir.model),
+            batch=config.batch,
+            tokens=config.tokens,
+            seed=config.seed,
+            factory=original.origin.factory,
+        )
+    asked = Budget.parse(certificate.asked)
+    latency = latency_limit(asked)
+    session = None
+    if latency is not None:
+        with progress.stage("measure in fresh processes"):
+            run = identity(config, model_digest(original))
+            bench = Bench(rundir, run, config, find_target(certificate.target), original)
+            session = bench.measure_final()
+    measured = read_artefact(network, rundir.model, latency, certificate.baseline, session)
+    with progress.stage("judge on held-out examples"):
+        quality = Agreement(original, splits.report)
+        before, after = quality.read(original), quality.read(network)
+    return {
+        "budget": certificate.asked,
+        "limits": {limit.key: limit.value for limit in certificate.budget.limits},
+        "target": certificate.target,
+        "baseline": {key: reading.to_json() for key, reading in certificate.baseline.items()},
+        "final": {key: reading.to_json() for key, reading in measured.items()},
+        "quality_before": before.to_json(),
+        "quality_after": after.to_json(),
+        "quality_of": quality.examples.description,
+        "conditions": dict(session.conditions) if session else {},
+        "met": certificate.budget.met(measured),
+        "run": str(rundir.path),
+    }

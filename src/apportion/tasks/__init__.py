@@ -1,0 +1,1 @@
+"""Data and quality meters."""

@@ -1,0 +1,55 @@
+"""Quality without labels: how often a changed model agrees with the original one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from apportion.core.meter import Reading
+from apportion.models.network import Network, read_out
+from apportion.tasks.batches import Examples
+
+
+class Agreement:
+    """Share of what the original says that a changed model says too, in [0, 1].
+
+    For embeddings: the share of each example's nearest neighbours among the examples that stay its neighbours. For
+    classifiers and language models: the share of predictions (of every token that is not padding) that stay the same.
+    """
+
+    unit = "ratio"
+
+    def __init__(self, original: Network, examples: Examples, *, num_neighbours: int = 10) -> None:
+        self.examples = examples
+        self.num_neighbours = max(1, min(num_neighbours, (len(examples) - 1) // 2))
+        self._wanted = self._answers(original)
+
+    def read(self, model: Network) -> Reading:
+        """Mean agreement over examples with its standard error."""
+        answers = self._answers(model)
+        if model.readout == "embedding":
+            score_N = torch.tensor(
+                [len(set(a) & set(b)) / len(b) for a, b in zip(answers.tolist(), self._wanted.tolist(), strict=True)]
+            )
+        else:
+            score_N = (answers == self._wanted).float()
+        error = score_N.std().item() / len(score_N) ** 0.5 if len(score_N) > 1 else 0.0
+        return Reading(value=score_N.mean().item(), unit=self.unit, stderr=error, count=len(score_N))
+
+    @torch.inference_mode()
+    def _answers(self, network: Network) -> Tensor:
+        outputs = [read_out(network, batch) for batch in self.examples.batches]
+        if network.readout == "embedding":
+            embedding_ND = torch.cat(outputs)
+            similarity_NN = embedding_ND @ embedding_ND.T
+            similarity_NN.fill_diagonal_(-torch.inf)
+            return similarity_NN.topk(self.num_neighbours).indices
+        if network.readout == "logits":
+            return torch.cat([logits.argmax(-1) for logits in outputs])
+        masks = [batch.get("attention_mask") for batch in self.examples.batches]
+        return torch.cat(
+            [
+                logits.argmax(-1)[mask.bool()] if mask is not None else logits.argmax(-1).flatten()
+                for logits, mask in zip(outputs, masks, strict=True)
+            ]
+        )

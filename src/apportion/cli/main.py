@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
 
 from apportion.cli import fit, verify
 from apportion.errors import ApportionError, Exit
+
+_INTERRUPTED = "interrupted; start it again with the same -o folder to go on"
+UsageError = typer.BadParameter.__base__  # typer brings its own click or uses the one installed, by version
 
 app = typer.Typer(
     name="apportion",
@@ -38,12 +40,14 @@ def main() -> None:
         code = app(standalone_mode=False)
     except ApportionError as error:
         _fail(" ".join(str(error).split()), error.exit_code)
-    except click.UsageError as error:
+    except UsageError as error:
         _fail(f"{error.format_message()} (see apportion --help)", Exit.BAD_INPUT)
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        _fail("interrupted; start it again with the same -o folder to go on", Exit.INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail(_INTERRUPTED, Exit.INTERRUPTED)
     except OSError as error:
         _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), Exit.BAD_INPUT)
+    if code == Exit.INTERRUPTED:  # how typer returns from Ctrl-C
+        _fail(_INTERRUPTED, Exit.INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -1,0 +1,703 @@
+"""The budgeted loop: Proposition 1, its named outcomes, composed methods, and runs that are killed and resumed."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import apportion
+from apportion.core.budget import Budget, Limit
+from apportion.core.knob import Choice, Setting
+from apportion.core.ledger import Ledger
+from apportion.core.loop import Outcome, budgeted_loop
+from apportion.core.meter import Reading
+from apportion.core.policy import Greedy, Proposal, Scheduled
+from apportion.errors import BudgetError, KnobError
+from apportion.testing.suites import check_proposition_1
+from apportion.testing.toys import (
+    Additive,
+    Counting,
+    Jittered,
+    Noisy,
+    Scaled,
+    Scrambled,
+    Toy,
+    composed_toy,
+    concave_toy,
+)
+
+SRC = Path(apportion.__file__).parents[1]
+STAGED = Scheduled(stages=("prune.*", "quantise.*"))
+
+
+def run(toy, budget, policy=None, *, ledger=None, **options):
+    """Runs the loop on a toy, returning its result and its rows."""
+    ledger = Ledger() if ledger is None else ledger
+    result = budgeted_loop(
+        getattr(toy, "model", None) or toy.start,
+        knobs=toy.knobs,
+        rules=toy.rules,
+        meters=options.pop("meters", toy.meters),
+        budget=Budget.parse(budget) if isinstance(budget, str) else budget,
+        policy=policy or Greedy(),
+        ledger=ledger,
+        **options,
+    )
+    return result, list(ledger)
+
+
+def accepted(rows):
+    return [row for row in rows if row.accepted and row.kind == "move"]
+
+
+def ladder(num_values=10, quality_per_step=1.0):
+    """One knob; its value is the latency in milliseconds, from ``num_values`` down to one."""
+    values = range(1, num_values + 1)
+    return Toy(
+        (Choice("depth", values),),
+        {
+            "latency": Additive({"depth": {value: float(value) for value in values}}),
+            "quality": Additive({"depth": {value: quality_per_step * value for value in values}}, unit="points"),
+        },
+    )
+
+
+def table(costs, qualities=None):
+    """A toy from the cost of every value of every knob, cheapest value first."""
+    knobs = tuple(Choice(name, range(len(terms))) for name, terms in costs.items())
+    qualities = qualities or {name: range(len(terms)) for name, terms in costs.items()}
+    as_terms = [
+        {name: dict(enumerate(map(float, terms))) for name, terms in side.items()} for side in (costs, qualities)
+    ]
+    return Toy(knobs, {"latency": Additive(as_terms[0]), "quality": Additive(as_terms[1], unit="points")})
+
+
+def measure(meter, key="latency"):
+    return lambda model: {key: meter.read(model)}
+
+
+# Proposition 1
+
+
+@dataclass(frozen=True)
+class World:
+    """A toy with its budget and the way it is run, drawn at random."""
+
+    toy: Toy
+    budget: Budget
+    options: dict
+
+    def __repr__(self):
+        return f"World({[len(knob.values) for knob in self.toy.knobs]}, {self.budget}, {self.options})"
+
+
+@st.composite
+def meters(draw, knobs, unit):
+    """Additive and falling, additive and not monotone, or a number of its own for every setting; with noise or not."""
+    kind = draw(st.sampled_from(["falling", "rough", "scrambled"]))
+    meter = Scrambled(draw(st.integers(0, 999)), unit=unit)
+    if kind != "scrambled":
+        terms = {}
+        for knob in knobs:
+            # eighths are exact in binary, so that equal costs are drawn often and are equal
+            drawn = draw(st.lists(st.integers(0, 40), min_size=len(knob.values), max_size=len(knob.values)))
+            eighths = sorted(drawn) if kind == "falling" else drawn
+            terms[knob.name] = {value: eighth / 8 for value, eighth in zip(knob.values, eighths, strict=True)}
+        meter = Additive(terms, unit=unit, base=1.0)
+    noise = draw(st.sampled_from(["none", "none", "jittered", "noisy"]))
+    if noise == "jittered":
+        meter = Jittered(meter, draw(st.sampled_from([0.01, 1.0])), draw(st.integers(0, 999)))
+    elif noise == "noisy":
+        meter = Noisy(meter, draw(st.sampled_from([0.01, 1.0])), random.Random(draw(st.integers(0, 999))))
+    return meter
+
+
+@st.composite
+def worlds(draw, checked):
+    knobs = tuple(
+        Choice(f"{draw(st.sampled_from(['prune', 'quantise']))}.{index}", range(draw(st.integers(1, 5))))
+        for index in range(draw(st.integers(1, 4)))
+    )
+    quantities = draw(st.sampled_from([{"latency": "ms"}, {"latency": "ms", "size": "B"}]))
+    read_by = {quantity: draw(meters(knobs, unit)) for quantity, unit in quantities.items()}
+    limits = tuple(
+        Limit(quantity=quantity, value=draw(st.integers(2, 80)) / 8, unit=unit) for quantity, unit in quantities.items()
+    )
+    options = {
+        "policy": draw(st.sampled_from([Greedy(), Scheduled(), STAGED])),
+        "z": draw(st.sampled_from([0.0, 1.645])),
+        "max_steps": draw(st.sampled_from([0, 1, 5, 500])),
+        "quality_floor": draw(st.none() | st.integers(0, 80).map(lambda eighths: eighths / 8)),
+        "break_on_reject": draw(st.booleans()),
+    }
+    if checked:
+        factors = {quantity: draw(st.sampled_from([0.9, 1.0, 1.01, 1.3])) for quantity in quantities}
+        fresh = {quantity: Jittered(Scaled(read_by[quantity], factors[quantity]), 0.05, 7) for quantity in quantities}
+        options["check"] = lambda model: {quantity: meter.read(model) for quantity, meter in fresh.items()}
+        options["max_checks"] = draw(st.integers(1, 5))
+    toy = Toy(knobs, {**read_by, "quality": draw(meters(knobs, "points"))})
+    return World(toy, Budget(limits), options)
+
+
+@settings(deadline=None, max_examples=300)
+@given(worlds(checked=False))
+def test_accepted_costs_fall_strictly_and_the_run_ends_whatever_the_meters_read(world):
+    result, rows = run(world.toy, world.budget, **world.options)
+    z, max_steps = world.options["z"], world.options["max_steps"]
+    check_proposition_1(rows, knobs=world.toy.knobs, budget=world.budget, z=z, max_steps=max_steps)
+    costs = [rows[0].cost, *(row.cost for row in accepted(rows))]
+    assert all(after < before for before, after in itertools.pairwise(costs))
+    assert result.met == world.budget.met(result.readings, z) == (costs[-1] == 0)
+    assert result.setting == ([rows[0], *accepted(rows)][-1]).setting
+    assert result.model == result.setting
+
+
+@settings(deadline=None, max_examples=300)
+@given(worlds(checked=True))
+def test_proposition_1_holds_between_checks_and_met_means_measured_within_the_promise(world):
+    result, rows = run(world.toy, world.budget, **world.options)
+    z, max_steps = world.options["z"], world.options["max_steps"]
+    check_proposition_1(rows, knobs=world.toy.knobs, budget=world.budget, z=z, max_steps=max_steps)
+    failed = [row for row in rows if row.kind == "check" and not row.accepted]
+    assert len(failed) <= world.options["max_checks"]
+    assert (result.outcome is Outcome.BUDGET_VIOLATION) == (len(failed) == world.options["max_checks"])
+    assert result.budget == world.budget
+    if result.met:
+        assert world.budget.met(result.readings, z)
+        assert world.budget.met(result.measured, z)
+        assert rows[-1].kind == "check"
+        assert rows[-1].setting == result.setting
+        assert rows[-1].readings == result.measured
+
+
+@settings(deadline=None, max_examples=100)
+@given(worlds(checked=False))
+def test_no_accepted_move_reads_under_the_quality_floor(world):
+    _, rows = run(world.toy, world.budget, **world.options)
+    floor = world.options["quality_floor"]
+    if floor is not None:
+        assert all(row.readings["quality"].value >= floor for row in accepted(rows))
+
+
+def test_a_noisy_meter_can_not_make_the_loop_run_in_circles():
+    toy = table({"a": [5.0] * 5, "b": [5.0] * 5})
+    noisy = Noisy(toy.meters["latency"], stderr=1.0, generator=random.Random(0))
+    _, rows = run(toy, "1ms", meters={**toy.meters, "latency": noisy})
+    costs = [row.cost for row in accepted(rows)]
+    assert costs == sorted(costs, reverse=True)
+    assert len(rows) <= 1 + 2 * 8 * 2  # no more than a trial and a move of every knob at each of eight levels
+
+
+def test_doubt_about_a_reading_counts_against_the_budget():
+    class InDoubt(Additive):
+        def read(self, model):
+            return replace(super().read(model), stderr=1.0)
+
+    toy = ladder()
+    in_doubt = {**toy.meters, "latency": InDoubt(toy.meters["latency"].terms)}
+    assert run(toy, "5.5ms", meters=in_doubt)[0].setting["depth"] == 5
+    assert run(toy, "5.5ms", meters=in_doubt, z=1.645)[0].setting["depth"] == 3  # 3 + 1.645 <= 5.5 < 4 + 1.645
+
+
+# The ways a run ends
+
+
+def test_a_model_within_the_budget_is_left_as_it_is():
+    result, rows = run(ladder(), "10ms")
+    assert result.outcome is Outcome.MET
+    assert [row.kind for row in rows] == ["start"]
+    assert result.measured == {}
+
+
+def test_a_run_stops_as_soon_as_the_budget_is_met():
+    result, _ = run(ladder(), "6ms")
+    assert result.outcome is Outcome.MET
+    assert result.setting == Setting({"depth": 6})
+
+
+@pytest.mark.parametrize("policy", [Greedy(), Scheduled()])
+def test_early_break_when_no_single_move_saves_cost(policy):
+    # the cheapest value of a would do, but the one on the way to it costs more
+    toy = table({"a": [1.0, 9.0, 8.0], "b": [2.0, 2.0]})
+    result, rows = run(toy, "5ms", policy)
+    assert result.outcome is Outcome.EARLY_BREAK
+    assert not result.met
+    assert accepted(rows) == []
+    assert {row.note for row in rows if row.kind == "move"} == {"no progress"}
+
+
+def test_early_break_when_the_cheapest_setting_is_over_the_budget():
+    result, _ = run(ladder(), "0.5ms")
+    assert result.outcome is Outcome.EARLY_BREAK
+    assert result.setting == Setting({"depth": 1})
+
+
+@pytest.mark.parametrize("policy", [Greedy(), Scheduled()])
+def test_quality_collapse_when_the_floor_blocks_every_move(policy):
+    result, rows = run(ladder(), "3ms", policy, quality_floor=6.0)
+    assert result.outcome is Outcome.QUALITY_COLLAPSE
+    assert result.setting == Setting({"depth": 6})
+    assert result.readings["quality"].value == 6.0
+    assert rows[-1].note == "quality floor"
+
+
+def test_a_floor_on_one_knob_sends_the_run_to_another():
+    toy = table({"fragile": [1, 5], "sturdy": [1, 5]}, {"fragile": [0, 9], "sturdy": [8, 9]})
+    result, rows = run(toy, "6ms", Scheduled(), quality_floor=10.0)
+    assert result.outcome is Outcome.MET
+    assert [(row.knob, row.note) for row in rows if row.kind == "move"] == [
+        ("fragile", "quality floor"),
+        ("sturdy", ""),
+    ]
+
+
+@pytest.mark.parametrize("max_checks", [1, 2, 5])
+def test_budget_violation_when_every_check_measures_above(max_checks):
+    checks = []
+
+    def always_above(model):
+        checks.append(model)
+        return {"latency": Reading(value=8.001, unit="ms")}
+
+    result, rows = run(ladder(100), "8ms", check=always_above, max_checks=max_checks)
+    assert result.outcome is Outcome.BUDGET_VIOLATION
+    assert not result.met
+    assert len(checks) == max_checks
+    assert result.measured == {"latency": Reading(value=8.001, unit="ms")}
+    assert [row.note for row in rows if row.kind == "check"] == ["measured over budget"] * max_checks
+    assert rows[-1].kind == "check"
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.floats(8.0, 1e6, exclude_min=True), st.integers(1, 9), st.sampled_from([Greedy(), Scheduled()]))
+def test_a_model_that_always_measures_above_is_never_reported_as_met(measured_ms, max_checks, policy):
+    result, rows = run(
+        ladder(),
+        "8ms",
+        policy,
+        check=lambda model: {"latency": Reading(value=measured_ms, unit="ms")},
+        max_checks=max_checks,
+    )
+    assert result.outcome in (Outcome.BUDGET_VIOLATION, Outcome.EARLY_BREAK)
+    assert sum(row.kind == "check" for row in rows) <= max_checks
+
+
+def test_a_run_recovers_from_failed_checks_and_ends_measured_within_the_promise():
+    toy = ladder()
+    result, rows = run(toy, "8ms", check=measure(Scaled(toy.meters["latency"], 1.25)))
+    assert result.outcome is Outcome.MET
+    checks = [row for row in rows if row.kind == "check"]
+    # 8 ms predicted is 10 ms measured; from there 8 / 1.25 = 6.4 ms is the limit, and 6 ms predicted is 7.5 ms measured
+    assert [(row.setting["depth"], row.accepted) for row in checks] == [(8, False), (6, True)]
+    assert result.measured["latency"].value == 7.5
+    assert result.budget == Budget.parse("8ms")
+    assert Budget.parse("8ms").met(result.measured)
+
+
+def test_a_run_recovers_from_several_failed_checks_of_a_device_that_is_slower_the_smaller_the_model():
+    toy = ladder(20)
+    overhead = Additive({"depth": {value: 3.0 + 0.75 * value for value in range(1, 21)}})
+    result, rows = run(toy, "8ms", check=measure(overhead))
+    assert result.outcome is Outcome.MET
+    assert result.measured["latency"].value <= 8.0
+    verdicts = [row.accepted for row in rows if row.kind == "check"]
+    assert len(verdicts) >= 2
+    assert verdicts == [False] * (len(verdicts) - 1) + [True]
+
+
+def test_a_failed_check_tightens_only_the_limit_it_broke():
+    knobs = (Choice("wide", range(1, 11)), Choice("deep", range(1, 11)))
+    cost = {value: float(value) for value in range(1, 11)}
+    toy = Toy(
+        knobs,
+        {
+            "latency": Additive({"deep": cost}),
+            "size": Additive({"wide": cost}, unit="B"),
+            "quality": Additive({"deep": cost, "wide": cost}, unit="points"),
+        },
+    )
+
+    def check(model):
+        return {"latency": toy.meters["latency"].read(model), "size": Scaled(toy.meters["size"], 1.5).read(model)}
+
+    result, _ = run(toy, "7ms, 6B", check=check)
+    assert result.outcome is Outcome.MET
+    assert result.setting == Setting({"deep": 7, "wide": 4})
+
+
+def test_a_check_that_measures_less_than_predicted_is_taken_at_once():
+    toy = ladder()
+    result, rows = run(toy, "8ms", check=measure(Scaled(toy.meters["latency"], 0.5)))
+    assert result.setting == Setting({"depth": 8})
+    assert result.measured["latency"].value == 4.0
+    assert sum(row.kind == "check" for row in rows) == 1
+
+
+def test_a_check_counts_its_doubt_against_the_promise():
+    toy = ladder()
+    fresh = Jittered(toy.meters["latency"], stderr=0.5, seed=3)
+    result, _ = run(toy, "8ms", check=measure(fresh), z=1.645)
+    assert result.met
+    assert result.measured["latency"].upper(1.645) <= 8.0
+
+
+# BUG loop.py _Run._tighten: a reading of zero scales the limit to zero, which Limit refuses.
+@pytest.mark.xfail(strict=True, raises=BudgetError, reason="_tighten scales a limit to zero when the reading is zero")
+def test_a_model_predicted_to_cost_nothing_but_measured_above_is_not_met():
+    toy = table({"a": [0.0, 9.0]})
+    result, _ = run(toy, "8ms", check=lambda model: {"latency": Reading(value=8.5, unit="ms")})
+    assert not result.met
+
+
+@pytest.mark.parametrize("max_steps", [0, 1, 3, 10])
+def test_a_run_out_of_steps_says_so_and_goes_on_when_given_more(max_steps):
+    whole, rows = run(ladder(), "2ms")
+    assert len(rows) > 11
+    ledger = Ledger()
+    result, some = run(ladder(), "2ms", ledger=ledger, max_steps=max_steps)
+    assert result.outcome is Outcome.OUT_OF_STEPS
+    assert len(some) == 1 + max_steps
+    again, all_rows = run(ladder(), "2ms", ledger=ledger)
+    assert (again, all_rows) == (whole, rows)
+
+
+def test_a_run_without_a_step_left_for_the_check_is_out_of_steps():
+    toy = ladder()
+    _, unchecked = run(toy, "8ms")
+    checks = []
+    result, rows = run(toy, "8ms", check=checks.append, max_steps=len(unchecked) - 1)
+    assert result.outcome is Outcome.OUT_OF_STEPS
+    assert checks == []
+    assert rows == unchecked
+
+
+# BUG loop.py budgeted_loop: out of steps before a second check returns no measured readings, where Result promises
+# those of the last check.
+@pytest.mark.xfail(strict=True, reason="the last check is dropped when steps run out before the next")
+def test_a_run_out_of_steps_still_shows_what_its_last_check_measured():
+    toy = ladder()
+    slower = measure(Scaled(toy.meters["latency"], 1.25))
+    _, rows = run(toy, "8ms", check=slower)
+    result, _ = run(toy, "8ms", check=slower, max_steps=len(rows) - 2)
+    assert result.outcome is Outcome.OUT_OF_STEPS
+    assert result.measured["latency"].value == 10.0
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_has_a_remedy_of_one_line(outcome):
+    assert outcome.remedy
+    assert "\n" not in outcome.remedy
+
+
+# What is refused
+
+
+def test_a_proposal_outside_the_domain_or_of_an_unknown_knob_is_refused_before_it_is_read():
+    for proposal in (Proposal("depth", 99), Proposal("width", 1)):
+        policy = type("Fixed", (), {"propose": lambda self, state, proposal=proposal: proposal})()
+        ledger = Ledger()
+        with pytest.raises(KnobError):
+            run(ladder(), "5ms", policy, ledger=ledger)
+        assert [row.kind for row in ledger] == ["start"]
+
+
+def test_a_budget_that_no_meter_reads_is_refused_before_anything_is_read():
+    ledger = Ledger()
+    with pytest.raises(KnobError, match="no meter reads size; meters are given for latency, quality"):
+        run(ladder(), "5ms, 3B", ledger=ledger)
+    with pytest.raises(KnobError, match="no meter reads accuracy"):
+        run(ladder(), "5ms", ledger=ledger, quality="accuracy")
+    assert list(ledger) == []
+
+
+def test_knobs_without_a_rule_are_refused():
+    toy = ladder()
+    with pytest.raises(KnobError, match="has no rule"):
+        budgeted_loop(
+            toy.start,
+            knobs=toy.knobs,
+            rules={},
+            meters=toy.meters,
+            budget=Budget.parse("5ms"),
+            policy=Greedy(),
+            ledger=Ledger(),
+        )
+
+
+def test_a_relative_budget_is_refused_until_it_is_resolved():
+    ledger = Ledger()
+    with pytest.raises(BudgetError, match="resolve it"):
+        run(ladder(), "60%", ledger=ledger)
+    assert list(ledger) == []
+
+
+def test_the_model_given_is_left_as_it_was():
+    toy = composed_toy()
+    before = dict(toy.model)
+    result, _ = run(toy, "10B")
+    assert result.met
+    assert toy.model == before
+    assert result.model != before
+
+
+def test_on_row_is_told_of_every_new_row_once_and_of_no_old_one():
+    told = []
+    ledger = Ledger()
+    _, rows = run(ladder(), "5ms", ledger=ledger, on_row=told.append, max_steps=4)
+    assert told == rows
+    told.clear()
+    _, more = run(ladder(), "5ms", ledger=ledger, on_row=told.append)
+    assert told == more[len(rows) :]
+
+
+# Composed methods (Algorithm 10)
+
+
+@pytest.mark.parametrize("policy", [Greedy(), Scheduled(), STAGED])
+@pytest.mark.parametrize("budget", ["24B", "10B", "2B"])
+def test_two_methods_compose_on_one_model(policy, budget):
+    toy = composed_toy()
+    result, rows = run(toy, budget, policy)
+    assert result.outcome is Outcome.MET
+    check_proposition_1(rows, knobs=toy.knobs, budget=Budget.parse(budget), max_steps=10_000)
+    for name, layer in result.model.items():
+        assert layer.num_channels == result.setting[f"prune.{name}"]
+        assert layer.num_bits == result.setting[f"quantise.{name}"]
+
+
+def test_the_switch_from_one_method_to_the_next_does_not_end_the_run():
+    toy = composed_toy()
+    # pruning alone reaches 8 of 32 bytes, so the run has to go on with quantising
+    result, rows = run(toy, "3B", STAGED)
+    assert result.outcome is Outcome.MET
+    methods = [row.knob.split(".")[0] for row in accepted(rows)]
+    assert methods == ["prune"] * 4 + ["quantise"] * 3
+
+
+def switch_toy():
+    """Pruning works; the first step of quantising the first layer saves nothing, all others do."""
+    return table(
+        {
+            "prune.conv1": [2, 3, 4],
+            "prune.conv2": [2, 3, 4],
+            "quantise.conv1": [3, 4, 4],
+            "quantise.conv2": [2, 3, 4],
+        }
+    )
+
+
+def test_a_first_step_that_saves_nothing_does_not_end_the_run_at_the_switch():
+    result, rows = run(switch_toy(), "10ms", STAGED)
+    assert result.outcome is Outcome.MET
+    assert [(row.knob, row.accepted) for row in rows[1:]] == [
+        ("prune.conv1", True),
+        ("prune.conv2", True),
+        ("prune.conv1", True),
+        ("prune.conv2", True),
+        ("quantise.conv1", False),
+        ("quantise.conv2", True),
+        ("quantise.conv1", False),
+        ("quantise.conv2", True),
+    ]
+
+
+def test_breaking_at_the_first_rejected_move_ends_the_run_at_the_switch_as_algorithm_1_is_written():
+    result, rows = run(switch_toy(), "10ms", STAGED, break_on_reject=True)
+    assert result.outcome is Outcome.EARLY_BREAK
+    assert {row.knob for row in accepted(rows)} == {"prune.conv1", "prune.conv2"}
+    assert (rows[-1].knob, rows[-1].accepted, rows[-1].note) == ("quantise.conv1", False, "no progress")
+    assert result.readings["latency"].value == 12.0
+
+
+def test_a_method_whose_moves_are_all_rejected_hands_over_to_the_next():
+    toy = table({"prune.a": [5, 5, 5], "prune.b": [6, 6, 5], "quantise.a": [1, 3, 5]})
+    result, rows = run(toy, "11ms", STAGED)
+    assert result.outcome is Outcome.MET
+    assert {row.knob for row in accepted(rows)} == {"quantise.a"}
+
+
+def test_breaking_at_the_first_rejected_move_names_the_floor_where_that_was_the_reason():
+    result, _ = run(ladder(), "3ms", Scheduled(), quality_floor=6.0, break_on_reject=True)
+    assert result.outcome is Outcome.QUALITY_COLLAPSE
+
+
+# Resuming
+
+
+def checked_world():
+    """A noisy toy whose checks fail at first; every reading is a function of the setting."""
+    toy = concave_toy(random.Random(3), num_knobs=3, num_values=5)
+    cost = Jittered(toy.meters["latency"], stderr=0.2, seed=1)
+    quality = Jittered(toy.meters["quality"], stderr=3.0, seed=2)
+    toy = Toy(toy.knobs, {"latency": cost, "quality": quality})
+    return toy, Jittered(Scaled(cost, 1.1), stderr=0.1, seed=3)
+
+
+RESUMED = {  # how a run is made, how it ends and what its checks say
+    "greedy": ({"policy": Greedy(), "z": 1.645}, Outcome.MET, [False, True]),
+    "scheduled": ({"policy": Scheduled()}, Outcome.MET, [False, True]),
+    "without a check": ({"policy": Greedy(), "z": 1.645, "check": None}, Outcome.MET, []),
+    "breaking": ({"policy": Scheduled(), "break_on_reject": True}, Outcome.MET, [False, True]),
+    "collapsing": ({"policy": Greedy(), "quality_floor": -10_000.0}, Outcome.QUALITY_COLLAPSE, []),
+    "collapsing later": ({"policy": Greedy(), "quality_floor": -18_000.0}, Outcome.QUALITY_COLLAPSE, [False]),
+    "violating": ({"policy": Greedy(), "max_checks": 1}, Outcome.BUDGET_VIOLATION, [False]),
+    "out of steps": ({"policy": Greedy(), "max_steps": 12}, Outcome.OUT_OF_STEPS, []),
+}
+
+
+def run_counted(path, options):
+    """A run on a file, what it read and what it checked."""
+    toy, fresh = checked_world()
+    reads, checks = Counting(toy.meters["latency"]), Counting(fresh)
+    half_ms = toy.meters["latency"].read(toy.start).value / 2
+    budget = Budget((Limit(quantity="latency", value=half_ms, unit="ms"),))
+    with Ledger(path, run="resumed") as ledger:
+        result, rows = run(
+            toy,
+            budget,
+            ledger=ledger,
+            meters={**toy.meters, "latency": reads},
+            **{"check": measure(checks), **options},
+        )
+    return result, rows, reads.models, checks.models
+
+
+@pytest.mark.parametrize(("options", "outcome", "verdicts"), RESUMED.values(), ids=RESUMED)
+def test_a_run_cut_after_any_row_resumes_as_if_undisturbed_and_reads_nothing_twice(
+    tmp_path, options, outcome, verdicts
+):
+    whole_path, path = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    result, rows, reads, checks = run_counted(whole_path, options)
+    lines = whole_path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 1 + len(rows) > 9
+    assert (result.outcome, [row.accepted for row in rows if row.kind == "check"]) == (outcome, verdicts)
+    for num_rows in range(len(rows) + 1):
+        next_line = lines[1 + num_rows] if num_rows < len(rows) else b'{"step": 9'
+        for torn in (b"", next_line[: len(next_line) // 2]):
+            path.write_bytes(b"".join(lines[: 1 + num_rows]) + torn)
+            result_again, rows_again, reads_again, checks_again = run_counted(path, options)
+            assert rows_again == rows
+            assert result_again == result
+            recorded = {row.setting for row in rows[:num_rows] if row.kind != "check"}
+            assert recorded.isdisjoint(reads_again)
+            num_checks = sum(row.kind == "check" for row in rows[:num_rows])
+            assert reads_again == reads[len(recorded) :]
+            assert checks_again == checks[num_checks:]
+
+
+def test_a_finished_run_started_again_reads_and_writes_nothing(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    options, _, _ = RESUMED["greedy"]
+    result, rows, _, _ = run_counted(path, options)
+    whole = path.read_bytes()
+    assert run_counted(path, options) == (result, rows, [], [])
+    assert path.read_bytes() == whole
+
+
+@settings(deadline=None, max_examples=100)
+@given(worlds(checked=True), st.data())
+def test_any_run_with_repeatable_readings_resumes_from_any_row(world, data):
+    meters_of = {name: m if not isinstance(m, Noisy) else m.meter for name, m in world.toy.meters.items()}
+    options = {**world.options, "meters": meters_of}
+    options["check"] = lambda model: {
+        key: Jittered(Scaled(meters_of[key], 1.1), 0.05, 7).read(model) for key in world.budget.keys
+    }
+    result, rows = run(world.toy, world.budget, **options)
+    ledger = Ledger()
+    for row in rows[: data.draw(st.integers(1, len(rows)))]:
+        ledger.append(row)
+    assert run(world.toy, world.budget, ledger=ledger, **options) == (result, rows)
+
+
+def test_a_composed_run_resumes_with_the_model_it_had_built(tmp_path):
+    toy = composed_toy()
+    result, rows = run(toy, "3B", STAGED)
+    for num_rows in range(1, len(rows) + 1):
+        ledger = Ledger()
+        for row in rows[:num_rows]:
+            ledger.append(row)
+        again, _ = run(toy, "3B", STAGED, ledger=ledger)
+        assert again.model == result.model
+
+
+# the program that is killed: a run of ``checked_world``, whose readings take a while and are logged before they start
+PROGRAM = """
+import random, sys, time
+from pathlib import Path
+from apportion.core.budget import Budget, Limit
+from apportion.core.ledger import Ledger
+from apportion.core.loop import budgeted_loop
+from apportion.core.policy import Greedy
+from apportion.testing.toys import Jittered, Scaled, Toy, concave_toy
+
+{checked_world}
+
+class Slow:
+    def __init__(self, meter):
+        self.meter, self.unit = meter, meter.unit
+
+    def read(self, model):
+        with open(sys.argv[2], "a") as log:
+            log.write(repr(model) + "\\n")
+        time.sleep(0.02)
+        return self.meter.read(model)
+
+toy, fresh = checked_world()
+half_ms = toy.meters["latency"].read(toy.start).value / 2
+with Ledger(Path(sys.argv[1]), run="resumed") as ledger:
+    result = budgeted_loop(
+        toy.start,
+        knobs=toy.knobs,
+        rules=toy.rules,
+        meters={{**toy.meters, "latency": Slow(toy.meters["latency"])}},
+        budget=Budget((Limit(quantity="latency", value=half_ms, unit="ms"),)),
+        policy=Greedy(),
+        ledger=ledger,
+        check=lambda model: {{"latency": Slow(fresh).read(model)}},
+        z=1.645,
+    )
+print(result.outcome.value, result.setting)
+"""
+
+
+def count_lines(path):
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(tmp_path, seed):
+    result, rows, reads, checks = run_counted(tmp_path / "whole.jsonl", RESUMED["greedy"][0])
+    path, log = tmp_path / "killed.jsonl", tmp_path / "reads.txt"
+    command = [sys.executable, "-c", PROGRAM.format(checked_world=inspect.getsource(checked_world)), path, log]
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    generator = random.Random(seed)
+    num_killed = 0
+    for num_rows in sorted(generator.sample(range(1, len(rows) - 6), 3)):
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+            deadline = time.monotonic() + 30
+            while count_lines(path) < 1 + num_rows and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(generator.uniform(0.0, 0.04))
+            process.kill()
+        # on a machine that stalls, a run may be through before the kill arrives
+        assert process.returncode in (0, -signal.SIGKILL)
+        num_killed += process.returncode != 0
+    assert num_killed > 0
+    last = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert last.stdout.strip() == f"{result.outcome.value} {result.setting}"
+    with Ledger(path, run="resumed") as ledger:
+        assert list(ledger) == rows
+    # a kill costs at most the reading that it fell into
+    assert len(reads) + len(checks) <= count_lines(log) <= len(reads) + len(checks) + num_killed

@@ -1,0 +1,290 @@
+"""Policies: greedy finds the known optimum and reads little, scheduled keeps to its stages."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apportion.core.budget import Budget, Limit
+from apportion.core.knob import Choice, Setting
+from apportion.core.ledger import Ledger, Row
+from apportion.core.loop import Outcome, budgeted_loop
+from apportion.core.meter import Reading
+from apportion.core.policy import Greedy, Proposal, Scheduled, State
+from apportion.errors import KnobError
+from apportion.testing.suites import PolicySuite
+from apportion.testing.toys import Additive, Counting, Toy, concave_toy, rough_toy
+
+
+class TestGreedy(PolicySuite):
+    @pytest.fixture
+    def make_policy(self):
+        return Greedy
+
+
+class TestScheduled(PolicySuite):
+    @pytest.fixture
+    def make_policy(self):
+        return Scheduled
+
+
+class TestScheduledInStages(PolicySuite):
+    @pytest.fixture
+    def make_policy(self):
+        return lambda: Scheduled(stages=("part1", "part0", "*"))
+
+
+def latency(limit_ms):
+    return Budget((Limit(quantity="latency", value=limit_ms, unit="ms"),))
+
+
+def run(toy, limit_ms, policy, **options):
+    ledger = Ledger()
+    result = budgeted_loop(
+        toy.start,
+        knobs=toy.knobs,
+        rules=toy.rules,
+        meters=options.pop("meters", toy.meters),
+        budget=latency(limit_ms),
+        policy=policy,
+        ledger=ledger,
+        **options,
+    )
+    return result, ledger
+
+
+def accepted(ledger):
+    return [row for row in ledger if row.accepted and row.kind == "move"]
+
+
+# What a policy sees
+
+
+def row(step, kind, setting, accepted, knob=None):
+    return Row(
+        step=step,
+        kind=kind,
+        setting=Setting(setting),
+        readings={"latency": Reading(value=9.0, unit="ms"), "quality": Reading(value=1.0, unit="points")},
+        cost=0.5,
+        accepted=accepted,
+        knob=knob,
+        value=None if knob is None else setting[knob],
+    )
+
+
+def state_after(*rows, setting):
+    knobs = (Choice("a", (1, 2, 3)), Choice("b", (1, 2)))
+    return State(knobs, rows, Setting(setting), rows[-1].readings, latency(6.0), "quality", 0.0)
+
+
+def test_rows_here_are_those_proposed_from_the_current_setting():
+    rows = (
+        row(0, "start", {"a": 3, "b": 2}, True),
+        row(1, "trial", {"a": 2, "b": 2}, False, "a"),
+        row(2, "move", {"a": 2, "b": 2}, True, "a"),
+        row(3, "check", {"a": 2, "b": 2}, False),
+        row(4, "trial", {"a": 1, "b": 2}, False, "a"),
+        row(5, "move", {"a": 1, "b": 2}, False, "a"),
+    )
+    assert state_after(*rows, setting={"a": 2, "b": 2}).rows_here() == list(rows[3:])
+    assert state_after(*rows[:3], setting={"a": 2, "b": 2}).rows_here() == []
+    assert state_after(*rows[:2], setting={"a": 3, "b": 2}).rows_here() == [rows[1]]
+
+
+def test_next_moves_leave_out_what_was_rejected_from_here_and_what_can_go_no_lower():
+    start = row(0, "start", {"a": 3, "b": 2}, True)
+    rejected = row(1, "move", {"a": 2, "b": 2}, False, "a")
+    elsewhere = row(2, "move", {"a": 3, "b": 1}, True, "b")
+
+    def moves(*rows, setting):
+        return [(knob.name, value) for knob, value in state_after(*rows, setting=setting).next_moves()]
+
+    assert moves(start, setting={"a": 3, "b": 2}) == [("a", 2), ("b", 1)]
+    assert moves(start, row(1, "trial", {"a": 2, "b": 2}, False, "a"), setting={"a": 3, "b": 2}) == [("a", 2), ("b", 1)]
+    assert moves(start, rejected, setting={"a": 3, "b": 2}) == [("b", 1)]
+    # from the new setting the rejected move is a new one, and b is at its cheapest
+    assert moves(start, rejected, elsewhere, setting={"a": 3, "b": 1}) == [("a", 2)]
+
+
+# Greedy
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(2, 4))
+def test_greedy_is_optimal_at_every_cost_it_passes_through_on_a_concave_toy(seed, num_knobs, num_values):
+    toy = concave_toy(random.Random(seed), num_knobs=num_knobs, num_values=num_values)
+    floor_ms = toy.meters["latency"].read(Setting.cheapest(toy.knobs)).value
+    _, path = run(toy, floor_ms, Greedy())
+    for passed in accepted(path):
+        limit_ms = passed.readings["latency"].value
+        result, _ = run(toy, limit_ms, Greedy())
+        assert result.outcome is Outcome.MET
+        assert result.setting == passed.setting
+        assert result.readings["quality"].value == toy.best_quality(limit_ms)
+
+
+def test_greedy_takes_the_move_that_loses_least_quality_per_cost_saved():
+    knobs = (Choice("big", (0, 1)), Choice("small", (0, 1)), Choice("free", (0, 1)))
+    toy = Toy(
+        knobs,
+        {
+            # per millisecond saved: big loses 3 / 6, small loses 1 / 1, free gains
+            "latency": Additive({"big": {0: 0.0, 1: 6.0}, "small": {0: 0.0, 1: 1.0}, "free": {0: 0.0, 1: 1.0}}, base=2),
+            "quality": Additive(
+                {"big": {0: 0.0, 1: 3.0}, "small": {0: 0.0, 1: 1.0}, "free": {0: 0.5, 1: 0.0}}, unit="points"
+            ),
+        },
+    )
+    _, ledger = run(toy, 2.0, Greedy())
+    assert [moved.knob for moved in accepted(ledger)] == ["free", "big", "small"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_greedy_reads_less_than_trying_every_knob_at_every_step(seed):
+    toy = concave_toy(random.Random(seed), num_knobs=6, num_values=5)
+    counting = Counting(toy.meters["latency"])
+    _, ledger = run(
+        toy,
+        toy.meters["latency"].read(Setting.cheapest(toy.knobs)).value,
+        Greedy(),
+        meters={**toy.meters, "latency": counting},
+    )
+    by_trying_all, setting = 1, toy.start
+    for moved in accepted(ledger):
+        by_trying_all += sum(knob.cheaper(setting[knob.name]) is not None for knob in toy.knobs)
+        setting = moved.setting
+    assert len(accepted(ledger)) == 6 * 4
+    # at least one reading per step is due, and the first step has to try every knob
+    assert 1 + 6 * 4 <= len(counting.models) < 0.75 * by_trying_all
+    assert len(set(counting.models)) == len(counting.models)
+
+
+def test_greedy_tries_every_knob_once_before_it_moves_and_moves_without_reading_again():
+    toy = concave_toy(random.Random(0), num_knobs=3)
+    counting = Counting(toy.meters["quality"])
+    _, ledger = run(toy, 1.0, Greedy(), meters={**toy.meters, "quality": counting}, max_steps=4)
+    assert [(taken.kind, taken.knob) for taken in ledger[:4]] == [
+        ("start", None),
+        ("trial", "part0"),
+        ("trial", "part1"),
+        ("trial", "part2"),
+    ]
+    assert ledger[4].kind == "move"
+    assert ledger[4].readings in [tried.readings for tried in ledger[1:4]]
+    assert len(counting.models) == 4
+
+
+def test_greedy_takes_another_move_when_the_best_one_saves_nothing():
+    knobs = (Choice("idle", (0, 1)), Choice("useful", (0, 1)))
+    toy = Toy(
+        knobs,
+        {
+            "latency": Additive({"useful": {0: 0.0, 1: 5.0}}, base=5.0),
+            "quality": Additive({"useful": {0: 0.0, 1: 9.0}}, unit="points"),
+        },
+    )
+    result, ledger = run(toy, 5.0, Greedy())
+    assert result.outcome is Outcome.MET
+    assert [moved.knob for moved in accepted(ledger)] == ["useful"]
+
+
+# Scheduled
+
+
+def even_toy(*names, num_values=3):
+    """Every step of every knob saves one millisecond and one point."""
+    knobs = tuple(Choice(name, range(num_values)) for name in names)
+    terms = {name: {value: float(value) for value in range(num_values)} for name in names}
+    return Toy(knobs, {"latency": Additive(terms, base=1.0), "quality": Additive(terms, unit="points")})
+
+
+def test_scheduled_walks_all_knobs_down_in_step():
+    toy = even_toy("a", "b", "c")
+    _, ledger = run(toy, 1.0, Scheduled())
+    assert [(moved.knob, moved.value) for moved in accepted(ledger)] == [
+        ("a", 1), ("b", 1), ("c", 1), ("a", 0), ("b", 0), ("c", 0),
+    ]  # fmt: skip
+
+
+def test_scheduled_keeps_knobs_of_different_length_at_the_same_depth():
+    knobs = (Choice("long", range(5)), Choice("short", range(3)))
+    terms = {knob.name: {value: float(value) for value in knob.values} for knob in knobs}
+    toy = Toy(knobs, {"latency": Additive(terms, base=1.0), "quality": Additive(terms, unit="points")})
+    _, ledger = run(toy, 1.0, Scheduled())
+    depths = [
+        [knob.depth(moved.setting[knob.name]) for knob in knobs] for moved in accepted(ledger)
+    ]
+    assert max(abs(long - short) for long, short in depths) <= 1 / 2  # one step of the shorter knob
+
+
+def test_scheduled_finishes_a_stage_before_the_next():
+    toy = even_toy("quantise.a", "prune.a", "quantise.b", "prune.b")
+    _, ledger = run(toy, 1.0, Scheduled(stages=("prune.*", "quantise.*")))
+    methods = [moved.knob.split(".")[0] for moved in accepted(ledger)]
+    assert methods == ["prune"] * 4 + ["quantise"] * 4
+
+
+def test_scheduled_reads_once_per_move():
+    toy = even_toy("a", "b")
+    counting = Counting(toy.meters["latency"])
+    _, ledger = run(toy, 1.0, Scheduled(), meters={**toy.meters, "latency": counting})
+    assert len(counting.models) == 1 + len(accepted(ledger)) == len(ledger)
+
+
+def test_scheduled_never_touches_a_knob_outside_its_stages():
+    toy = even_toy("prune.a", "other.a")
+    result, ledger = run(toy, 1.0, Scheduled(stages=("prune.*",)))
+    assert {moved.knob for moved in accepted(ledger)} == {"prune.a"}
+    assert result.outcome is Outcome.EARLY_BREAK
+
+
+# The suite on what breaks it
+
+
+class Forgetful:
+    """Proposes by its own count of calls, which no ledger holds."""
+
+    def __init__(self):
+        self.num_calls = 0
+
+    def propose(self, state):
+        self.num_calls += 1
+        moves = state.next_moves()
+        if not moves:
+            return None
+        knob, value = moves[self.num_calls % len(moves)]
+        return Proposal(knob.name, value)
+
+
+class StandsStill:
+    def propose(self, state):
+        knob = state.knobs[0]
+        return Proposal(knob.name, state.setting[knob.name]) if len(state.rows) < 5 else None
+
+
+class OutOfDomain:
+    def propose(self, state):
+        return Proposal(state.knobs[0].name, -1)
+
+
+class UnknownKnob:
+    def propose(self, state):
+        return Proposal("elsewhere", 0)
+
+
+def test_the_policy_suite_catches_a_policy_with_a_memory_of_its_own():
+    toy = rough_toy(random.Random(0))
+    with pytest.raises(AssertionError):
+        PolicySuite().test_the_same_seed_and_ledger_give_the_same_proposals(Forgetful, toy, latency(5.0))
+    with pytest.raises(AssertionError):
+        PolicySuite().test_a_resumed_run_goes_on_as_the_undisturbed_one(Forgetful, toy, latency(5.0))
+
+
+@pytest.mark.parametrize("broken", [StandsStill, OutOfDomain, UnknownKnob])
+def test_the_policy_suite_catches_proposals_outside_the_domain(broken):
+    with pytest.raises((AssertionError, KnobError)):
+        PolicySuite().test_proposals_stay_in_the_domain(broken, rough_toy(random.Random(0)), latency(0.1))

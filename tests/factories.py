@@ -1,0 +1,92 @@
+"""Model factories that tests name as ``tests.factories:…``, and ones that misbehave in a measuring child."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+
+import torch
+from torch import nn
+
+
+class SmallCnn(nn.Module):
+    """Two convolutions, a residual pair and a classifier: enough to prune, quick to measure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 3, padding=1)
+        self.norm = nn.BatchNorm2d(32)
+        self.blocks = nn.ModuleList([Residual(32) for _ in range(3)])
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.stem(x)))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean((2, 3)))
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, 64, 3, padding=1)
+        self.second = nn.Conv2d(64, width, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.second(torch.relu(self.first(x)))
+
+
+def small_cnn():
+    generator_state = torch.random.get_rng_state()
+    torch.manual_seed(7)
+    model = SmallCnn().eval()
+    with torch.no_grad():  # centred, so that its predictions differ from image to image
+        model.head.bias -= model(torch.randn(64, 3, 16, 16)).mean(0)
+    torch.random.set_rng_state(generator_state)
+    return model, torch.zeros(1, 3, 16, 16)
+
+
+class _Misbehaving(nn.Module):
+    def __init__(self, act) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.act = act
+        self.num_calls = 0
+
+    def forward(self, x):
+        self.num_calls += 1
+        if self.num_calls > 1:  # the first call is the one that loading makes
+            self.act()
+        return self.linear(x)
+
+
+def crashing():
+    """Dies by a real segmentation fault."""
+    return _Misbehaving(lambda: ctypes.string_at(0)), torch.zeros(1, 4)
+
+
+def hanging():
+    return _Misbehaving(lambda: time.sleep(3600)), torch.zeros(1, 4)
+
+
+def exiting():
+    return _Misbehaving(lambda: os._exit(3)), torch.zeros(1, 4)
+
+
+def not_a_model():
+    return "a string"
+
+
+class _Detached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Conv2d(3, 8, 1)
+
+    def forward(self, x):
+        return self.linear(x).detach().mean((2, 3))
+
+
+def detached():
+    """Can't be traced: its output carries no autograd graph."""
+    return _Detached(), torch.zeros(1, 3, 16, 16)

@@ -1,0 +1,141 @@
+"""Mistakes a user makes: each one line on standard error, the documented exit code, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+CNN = "tests.factories:small_cnn"
+
+
+def one_line(done, code, *parts):
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("apportion: ")
+    for part in parts:
+        assert part in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("budget", "part"),
+    [
+        ("8parsec", "unknown unit 'parsec'"),
+        ("-8ms", "not positive"),
+        ("eight", "can't read the budget"),
+        ("latency<=8MB", "limits latency in 'MB'"),
+        ("150%", "at most 100%"),
+        ("energy<=3mJ", "can't measure energy"),
+        ("8ms@toaster", "unknown target 'toaster'"),
+    ],
+)
+def test_a_bad_budget(apportion, tmp_path, budget, part):
+    one_line(apportion("fit", CNN, "--budget", budget, "-o", "run", "--json"), 2, part)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_model(apportion):
+    one_line(apportion("fit", "gpt-99", "--budget", "60%", "-o", "run", "--json"), 2, "no model 'gpt-99'", "minilm")
+
+
+def test_an_unknown_option_or_none_at_all(apportion):
+    one_line(apportion("fit", CNN, "--budgt", "60%"), 2, "--budgt")
+    one_line(apportion("fit", CNN), 2, "--budget")
+
+
+def test_an_unknown_policy(apportion, images):
+    done = apportion("fit", CNN, "--budget", "60%", "-o", "run", "--policy", "magic", "--json")
+    one_line(done, 2, "'magic'", "greedy")
+
+
+@pytest.mark.parametrize("kind", ["random bytes", "pickle", "truncated", "lying"])
+def test_a_checkpoint_that_is_not_what_it_says(apportion, tmp_path, kind, generator):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    path = folder / "model.safetensors"
+    save_file({"a": torch.ones(100)}, path)
+    good = path.read_bytes()
+    header = {"a": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}
+    text = json.dumps(header).encode()
+    path.write_bytes(
+        {
+            "random bytes": bytes(torch.randint(0, 256, (5000,), generator=generator).tolist()),
+            "pickle": pickle.dumps({"weights": [1, 2, 3]}),
+            "truncated": good[:-100],
+            "lying": len(text).to_bytes(8, "little") + text + b"\0" * 400,
+        }[kind]
+    )
+    one_line(apportion("fit", folder, "--budget", "60%", "-o", "run", "--json"), 2, "model.safetensors")
+
+
+def test_only_a_pickle_in_the_folder(apportion, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+    one_line(apportion("fit", folder, "--budget", "60%", "-o", "run", "--json"), 2, "pickle")
+
+
+def test_a_model_that_can_not_be_traced(apportion, images):
+    done = apportion("fit", "tests.factories:detached", "--budget", "60%", "-o", "run", "--data", images, "--json")
+    one_line(done, 2, "autograd")
+
+
+def test_a_budget_under_the_floor_is_refused_with_the_floor(apportion, images):
+    done = apportion("fit", CNN, "--budget", "params<=1%", "-o", "run", "--data", images, "--json")
+    one_line(done, 3, "can't be met", "of the original", "params")
+
+
+def test_a_latency_under_the_floor_is_refused_with_the_measured_floor(apportion, images):
+    done = apportion("fit", CNN, "--budget", "1us", "-o", "run", "--data", images, "--json")
+    one_line(done, 3, "can't be met", "ms")
+
+
+def test_a_quality_floor_out_of_reach_is_a_named_outcome(apportion, images):
+    result = apportion.json(
+        "fit", CNN, "--budget", "params<=40%", "--quality-floor", "100%", "-o", "run", "--data", images
+    )
+    assert result["exit"] == 3
+    assert result["outcome"] == "quality collapse"
+    assert result["met"] is False
+
+
+def test_another_run_in_the_folder_is_not_overwritten(apportion, tmp_path, images):
+    first = apportion.json("fit", CNN, "--budget", "params<=80%", "-o", "run", "--data", images)
+    assert first["exit"] == 0
+    ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    one_line(apportion("fit", CNN, "--budget", "params<=70%", "-o", "run", "--data", images, "--json"), 2, "another -o")
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("dear reader")
+    one_line(apportion("fit", CNN, "--budget", "params<=70%", "-o", "mine", "--data", images, "--json"), 2, "not empty")
+
+
+def test_verify_wants_a_finished_run_and_the_certified_model(apportion, tmp_path, images):
+    one_line(apportion("verify", "nowhere", "--json"), 2, "holds no run")
+    apportion.json("fit", CNN, "--budget", "params<=80%", "-o", "run", "--data", images)
+    one_line(apportion("verify", "run", "--json"), 2, CNN, "--model")
+    with (tmp_path / "run" / "model" / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x01")
+    one_line(apportion("verify", "run", "--model", CNN, "--json"), 2, "not the model that was certified")
+
+
+def test_interrupted_by_the_user(apportion, images):
+    process = apportion.start("fit", CNN, "--budget", "params<=50%", "-o", "run", "--data", images, "--json")
+    time.sleep(2.0)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err.strip() == "apportion: interrupted; start it again with the same -o folder to go on"
+    again = apportion.json("fit", CNN, "--budget", "params<=50%", "-o", "run", "--data", images)
+    assert again["met"] is True

@@ -1,0 +1,96 @@
+"""Agreement with the original: one for itself, chance for noise; splits that don't overlap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from apportion.errors import DataError
+from apportion.models.load import load
+from apportion.models.network import Network, Origin
+from apportion.tasks.agreement import Agreement
+from apportion.tasks.batches import Examples, load_splits
+
+
+def network_of(module: nn.Module, readout: str) -> Network:
+    return Network(module=module, inputs={"0": torch.zeros(1, 8)}, origin=Origin(ref="x"), readout=readout)
+
+
+@pytest.fixture
+def examples(generator):
+    return Examples(tuple({"0": torch.randn(50, 8, generator=generator)} for _ in range(4)), "noise")
+
+
+@pytest.mark.parametrize("readout", ["embedding", "logits"])
+def test_a_model_agrees_with_itself(readout, examples):
+    network = network_of(nn.Linear(8, 5), readout)
+    reading = Agreement(network, examples).read(network)
+    assert reading.value == 1.0
+    assert reading.stderr == 0.0
+    assert reading.count == 200
+
+
+def test_unrelated_classifiers_agree_by_chance(examples):
+    torch.manual_seed(0)
+    one, other = (network_of(nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4)), "logits") for _ in "ab")
+    reading = Agreement(one, examples).read(other)
+    expected = (torch.bincount(_labels(one, examples)) / 200 * torch.bincount(_labels(other, examples)) / 200).sum()
+    assert abs(reading.value - expected.item()) < 5 * reading.stderr
+
+
+def _labels(network, examples):
+    return torch.cat([network.module(batch["0"]) for batch in examples.batches]).argmax(-1)
+
+
+def test_neighbours_ignore_rotations_but_not_lost_dimensions(examples):
+    original = network_of(nn.Identity(), "embedding")
+    turn = nn.Linear(8, 8, bias=False)
+    nn.init.orthogonal_(turn.weight)
+    agreement = Agreement(original, examples)
+    assert agreement.read(network_of(turn, "embedding")).value > 0.99
+    cut = nn.Linear(8, 8, bias=False)
+    cut.weight.data = torch.diag(torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0]))
+    assert agreement.read(network_of(cut, "embedding")).value < 0.6
+
+
+def tensors_file(path, count=60, side=16):
+    save_file({"0": torch.arange(count).float().view(-1, 1, 1, 1).expand(-1, 3, side, side).contiguous()}, path)
+    return str(path)
+
+
+def test_splits_share_no_example_and_repeat_for_a_seed(tmp_path):
+    network = load("tests.factories:small_cnn")
+    data = tensors_file(tmp_path / "x.safetensors")
+
+    def ids(seed):
+        splits = load_splits(network, data, seed=seed)
+        parts = (splits.calibration, splits.selection, splits.report)
+        return [[int(v) for batch in part.batches for v in batch["0"][:, 0, 0, 0]] for part in parts]
+
+    first = ids(3)
+    flat = sum(first, [])
+    assert len(flat) == len(set(flat))
+    assert min(map(len, first)) >= 2
+    assert ids(3) == first
+    assert ids(4) != first
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "give --data"),
+        (lambda path: str(path / "gone.safetensors"), "does not exist"),
+        (lambda path: tensors_file(path / "few.safetensors", count=3), "at least 6"),
+        (lambda path: tensors_file(path / "small.safetensors", side=8), "shape"),
+        (lambda path: str(path / "texts.txt"), "safetensors file of 0"),
+    ],
+)
+def test_data_that_does_not_fit_the_model_is_refused(tmp_path, make, message):
+    from apportion.errors import ApportionError
+
+    network = load("tests.factories:small_cnn")
+    with pytest.raises(ApportionError, match=message):
+        load_splits(network, make(tmp_path), seed=0)
+    assert issubclass(DataError, ApportionError)

@@ -61,7 +61,7 @@ def test_the_ratio_cancels_what_slowed_both():
 
 
 def test_processes_can_be_added():
-    conditions = {"processes": 1, "tight": True, "wall_per_cpu": 1.0, "load": 0.5, "versions": {}}
+    conditions = {"processes": 1, "tight": True, "wall_per_cpu": 1.0, "load": 0.5, "steal_ratio": 0.0, "versions": {}}
     one = Session({"a": (timing(10),)}, conditions)
     both = one.plus(Session({"a": (timing(12),)}, {**conditions, "tight": False, "load": 2.0}))
     assert both.latency("a").value == 11

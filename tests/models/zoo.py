@@ -166,10 +166,11 @@ class Grouped(nn.Module):
 
 
 class Unet(nn.Module):
-    """Down, up by a transposed convolution, and a concatenated skip: channels keep their offsets."""
+    """Down, up by a transposed convolution, and a concatenated skip: two modules share one side of ``last``."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, skip_first: bool = False) -> None:
         super().__init__()
+        self.skip_first = skip_first
         self.first, self.act1 = nn.Conv2d(3, 16, 3, padding=1), nn.PReLU(16)
         self.down, self.norm = nn.Conv2d(16, 24, 2, stride=2), nn.BatchNorm2d(24)
         self.up = nn.ConvTranspose2d(24, 16, 2, stride=2)
@@ -178,7 +179,7 @@ class Unet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         skip = self.act1(self.first(x))
         deep = self.up(F.relu(self.norm(self.down(skip))))
-        return self.last(torch.cat([deep, skip], 1))
+        return self.last(torch.cat([skip, deep] if self.skip_first else [deep, skip], 1))
 
 
 def mlp_factory() -> tuple[nn.Module, Tensor]:
@@ -296,6 +297,7 @@ PLAIN: Mapping[str, Callable[[], nn.Module]] = {
     "mixed-stream": MixedStream,
     "grouped": Grouped,
     "unet": Unet,
+    "unet-skip-first": lambda: Unet(skip_first=True),
 }
 ARCHITECTURES = (*TRANSFORMERS, *PLAIN)
 
@@ -310,7 +312,7 @@ def inputs_for(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) 
         return {"input_ids": ids, "attention_mask": seen}
     if name in TRANSFORMERS:
         return {"pixel_values": torch.randn(2, 3, IMAGE, IMAGE, generator=generator, dtype=dtype)}
-    if name in ("vgg", "grouped", "unet"):
+    if name in ("vgg", "grouped", "unet", "unet-skip-first"):
         return {"0": torch.randn(2, 3, IMAGE, IMAGE, generator=generator, dtype=dtype)}
     return {"0": torch.randn(2, TOKENS, 6, generator=generator, dtype=dtype)}
 

@@ -1,60 +1,108 @@
-"""The measuring child process: reads a job on standard input, times every candidate in turn, writes one result file.
+"""The child process that builds and times candidates, so that one that dies can't take the run with it.
 
-Run as ``python -m apportion.device.child``; ``measure.py`` is its only caller.
+Run as ``python -m apportion.device.child`` with a job on standard input; ``process.py`` is its only caller. Before it
+touches a candidate it names it in the marker file, which tells the parent whom a sudden death is about.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+MIN_ROUNDS = 12
+
 
 def main() -> None:
     job = json.load(sys.stdin)
-    threads = str(job["threads"])
-    os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
-    import torch
+    from apportion.device.target import Target
 
+    target = Target(**job["target"])
+    actions = {"build": _build, "time": _time}
+    _write(Path(job["result"]), actions[job["action"]](job, target))
+
+
+def _load(job: dict[str, Any], candidate: dict[str, Any]) -> Any:
     from apportion.models.load import load
-    from apportion.models.network import forward
 
-    torch.set_num_threads(job["threads"])
-    torch.set_num_interop_threads(1)
-    networks = {
-        candidate["name"]: load(
-            candidate["ref"],
-            batch=job["batch"],
-            tokens=job["tokens"],
-            seed=job["seed"],
-            factory=candidate["factory"],
-        )
-        for candidate in job["candidates"]
-    }
-    steps = {
-        name: (lambda network=network: forward(network.module, network.inputs)) for name, network in networks.items()
-    }
-    with torch.inference_mode():
-        result = time_in_turns(steps, seconds=job["seconds"], tolerance=job["tolerance"])
-    result["versions"] = {"torch": torch.__version__}
-    _write(Path(job["result"]), result)
+    shape = {name: job["shape"][name] for name in ("batch", "tokens", "seed")}
+    return load(candidate["ref"], factory=candidate["factory"], **shape)
 
 
-def time_in_turns(steps: dict[str, Any], *, seconds: float, tolerance: float) -> dict[str, Any]:
+def _build(job: dict[str, Any], target: Any) -> dict[str, Any]:
+    """Builds one candidate's artefact."""
+    from apportion.device.runtimes import runtime_of
+
+    runtime_of(target).build(_load(job, job["candidate"]), Path(job["folder"]), target)
+    return {}
+
+
+def _time(job: dict[str, Any], target: Any) -> dict[str, Any]:
+    """Opens every candidate, checks that it computes finite numbers, and times those that do in turns."""
+    from apportion.device.runtimes import runtime_of
+
+    marker = Path(job["marker"])
+    runtime = runtime_of(target)
+    steps: dict[str, Any] = {}
+    failures: dict[str, dict[str, str]] = {}
+    for candidate in job["candidates"]:
+        name = candidate["name"]
+        marker.write_text(name)
+        try:
+            if candidate["artefact"] is not None:
+                step = runtime.open(Path(candidate["artefact"]), target)
+            else:
+                step = runtime.open_network(_load(job, candidate), target)  # type: ignore[attr-defined]
+            outputs = step()
+        except Exception as error:
+            failures[name] = _failure(error)
+            continue
+        if all(_finite(output) for output in outputs):
+            steps[name] = step
+        else:
+            failures[name] = {"kind": "non-finite", "message": "its outputs are not all finite"}
+
+    def mark(name: str) -> None:
+        marker.write_text(name)
+
+    timed: dict[str, Any] = {"candidates": {}, "tight": True, "wall_per_cpu": 1.0, "load": 0.0, "steal_ratio": 0.0}
+    if steps:
+        timed = time_in_turns(steps, seconds=job["seconds"], tolerance=job["tolerance"], mark=mark)
+    return {**timed, "failures": failures, "versions": _versions()}
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    text = " ".join(str(error).split())[:300] or type(error).__name__
+    memory = isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text
+    return {"kind": "out of memory" if memory else "failed", "message": text}
+
+
+def _finite(output: Any) -> bool:
+    import numpy
+
+    array = output.detach().float().cpu().numpy() if hasattr(output, "detach") else numpy.asarray(output)
+    return array.dtype.kind not in "fc" or bool(numpy.isfinite(array).all())
+
+
+def time_in_turns(steps: dict[str, Any], *, seconds: float, tolerance: float, mark: Any = None) -> dict[str, Any]:
     """Times the steps in interleaved rounds until every median is known within ``tolerance``, or the time is up.
 
     The order is reversed every other round, so that what one step leaves in the caches falls on all alike.
     """
     from apportion.numerics.stats import mad, median_stderr, quantile
 
-    for _ in range(3):
-        for step in steps.values():
+    for name, step in steps.items():
+        if mark is not None:
+            mark(name)
+        for _ in range(3):
             step()
     samples_ms: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
+    steal, total = _cpu_ticks()
     wall, cpu = time.perf_counter(), time.process_time()
     deadline = wall + seconds
     tight = False
@@ -65,10 +113,12 @@ def time_in_turns(steps: dict[str, Any], *, seconds: float, tolerance: float) ->
             samples_ms[name].append((time.perf_counter_ns() - began) / 1e6)
         names.reverse()
         num_rounds = len(samples_ms[names[0]])
-        if num_rounds >= 12 and num_rounds % 4 == 0:
+        if num_rounds >= MIN_ROUNDS and num_rounds % 4 == 0:
             tight = all(1.96 * median_stderr(s) <= tolerance * quantile(s, 0.5) for s in samples_ms.values())
             if tight or time.perf_counter() > deadline:
                 break
+    spent_s = max(time.process_time() - cpu, 1e-9)
+    steal_now, total_now = _cpu_ticks()
     return {
         "candidates": {
             name: {
@@ -81,14 +131,31 @@ def time_in_turns(steps: dict[str, Any], *, seconds: float, tolerance: float) ->
             for name, samples in samples_ms.items()
         },
         "tight": tight,
-        "wall_per_cpu": (time.perf_counter() - wall) / max(time.process_time() - cpu, 1e-9),
+        "wall_per_cpu": (time.perf_counter() - wall) / spent_s,
         "load": os.getloadavg()[0],
+        "steal_ratio": (steal_now - steal) / max(total_now - total, 1),
     }
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Ticks stolen by the hypervisor, and all ticks, since boot."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            ticks = [int(field) for field in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return 0, 1
+    return ticks[7] if len(ticks) > 7 else 0, sum(ticks)
+
+
+def _versions() -> dict[str, str]:
+    wanted = ("torch", "onnxruntime", "openvino", "executorch")
+    loaded = {name: getattr(sys.modules[name], "__version__", "?") for name in wanted if name in sys.modules}
+    return {name: str(version) for name, version in loaded.items()}
 
 
 def _write(path: Path, result: dict[str, Any]) -> None:
     draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(result))
+    draft.write_text(json.dumps(result, default=lambda value: math.nan))
     draft.replace(path)
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from apportion.core.meter import Reading
+from apportion.device.build import build, needs_build
+from apportion.device.process import Ended, Failure, Limits, run_child
 from apportion.device.target import Target
 from apportion.errors import MeasureError
 from apportion.numerics.stats import mean_stderr
+
+_WORST = ("wall_per_cpu", "load", "steal_ratio")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +48,48 @@ class Timing:
 
 @dataclass(frozen=True)
 class Session:
-    """Interleaved timings of some candidates, process by process, with the conditions they ran under."""
+    """Interleaved timings of some candidates, process by process, with the conditions they ran under.
+
+    ``failures`` holds the candidates that could not be measured, which have no timings.
+    """
 
     timings: Mapping[str, tuple[Timing, ...]]
     conditions: Mapping[str, Any]
+    failures: Mapping[str, Failure] = field(default_factory=dict)
+
+    def require(self) -> Session:
+        """This session, if every candidate was measured.
+
+        Raises:
+            MeasureError: naming the first that was not, and what became of it.
+        """
+        for name, failure in self.failures.items():
+            raise MeasureError(f"{name} could not be measured: {failure.kind}: {failure.message}")
+        return self
+
+    @property
+    def too_busy(self) -> str | None:
+        """A line on why the intervals are not tight, or None where they are."""
+        if self.conditions.get("tight", True):
+            return None
+        told = {name: self.conditions.get(name, 0.0) for name in ("wall_per_cpu", "load", "steal_ratio")}
+        return (
+            f"machine too busy: wall/CPU {told['wall_per_cpu']:.1f}, load {told['load']:.1f}, "
+            f"stolen {told['steal_ratio']:.0%}"
+        )
 
     def plus(self, other: Session) -> Session:
         """This session with the processes of another added."""
+        worst = {name: max(self.conditions[name], other.conditions[name]) for name in _WORST}
         conditions = {
+            **self.conditions,
+            **worst,
             "processes": self.conditions["processes"] + other.conditions["processes"],
             "tight": self.conditions["tight"] and other.conditions["tight"],
-            "wall_per_cpu": max(self.conditions["wall_per_cpu"], other.conditions["wall_per_cpu"]),
-            "load": max(self.conditions["load"], other.conditions["load"]),
-            "versions": self.conditions["versions"],
         }
-        return Session({name: rows + other.timings[name] for name, rows in self.timings.items()}, conditions)
+        both = self.timings.keys() & other.timings.keys()
+        timings = {name: rows + other.timings[name] for name, rows in self.timings.items() if name in both}
+        return Session(timings, conditions, {**self.failures, **other.failures})
 
     def latency(self, name: str) -> Reading:
         """Median over processes of the median latency; with several processes their spread is in the error."""
@@ -95,12 +119,14 @@ class Session:
         return {
             "timings": {name: [asdict(timing) for timing in timings] for name, timings in self.timings.items()},
             "conditions": dict(self.conditions),
+            "failures": {name: asdict(failure) for name, failure in self.failures.items()},
         }
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Session:
         timings = {name: tuple(Timing(**timing) for timing in rows) for name, rows in fields["timings"].items()}
-        return cls(timings, fields["conditions"])
+        failures = {name: Failure(**failure) for name, failure in fields["failures"].items()}
+        return cls(timings, fields["conditions"], failures)
 
 
 def measure(
@@ -111,75 +137,68 @@ def measure(
     processes: int = 1,
     seconds: float = 3.0,
     tolerance: float = 0.01,
-    timeout_s: float = 300.0,
-    on_process: Callable[[], None] | None = None,
+    limits: Limits | None = None,
+    on_step: Callable[[], None] | None = None,
 ) -> Session:
     """Times candidates side by side in ``processes`` fresh processes, one after the other.
 
+    A candidate that dies, hangs, eats memory, fails or computes numbers that are not finite is left out and recorded
+    in the session's failures; the others are measured all the same.
+
     Args:
         seconds: of timing per process; it ends earlier once every median is known within ``tolerance``.
-        timeout_s: after which a child is killed.
-        on_process: called after each process, for progress display.
-
-    Raises:
-        MeasureError: the child died, hung or said why it could not.
+        limits: on time and memory of every child process.
+        on_step: called after each build and each process, for progress display.
     """
-    runs = []
-    for _ in range(processes):
-        runs.append(_run_child(candidates, target, shape, seconds, tolerance, timeout_s))
-        if on_process is not None:
-            on_process()
-    timings = {
-        candidate.name: tuple(Timing(**run["candidates"][candidate.name]) for run in runs) for candidate in candidates
-    }
-    conditions = {
-        "processes": processes,
-        "tight": all(run["tight"] for run in runs),
-        "wall_per_cpu": max(run["wall_per_cpu"] for run in runs),
-        "load": max(run["load"] for run in runs),
-        "versions": runs[0]["versions"],
-    }
-    return Session(timings, conditions)
-
-
-def _run_child(
-    candidates: Sequence[Candidate],
-    target: Target,
-    shape: Shape,
-    seconds: float,
-    tolerance: float,
-    timeout_s: float,
-) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="apportion-") as scratch:
-        result = Path(scratch) / "result.json"
-        job = {
-            "candidates": [asdict(candidate) for candidate in candidates],
-            "threads": target.threads,
-            "seconds": seconds,
-            "tolerance": tolerance,
-            "result": str(result),
-            **asdict(shape),
-        }
-        search = os.pathsep.join(path for path in sys.path if path)  # a factory is found where the parent found it
-        process = subprocess.Popen(
-            [sys.executable, "-m", "apportion.device.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": search},
+    limits = limits or Limits()
+    tell = on_step or (lambda: None)
+    failures: dict[str, Failure] = {}
+    jobs = []
+    for candidate in candidates:
+        job: dict[str, Any] = {**asdict(candidate), "artefact": None}
+        if needs_build(target):
+            built = build(asdict(candidate), target, asdict(shape), limits)
+            tell()
+            if isinstance(built, Ended):
+                assert built.failure is not None
+                failures[candidate.name] = built.failure
+                continue
+            job["artefact"] = str(built)
+        jobs.append(job)
+    runs: list[dict[str, Any]] = []
+    while jobs and len(runs) < processes:
+        ended = run_child(
+            {
+                "action": "time",
+                "target": target.to_json(),
+                "candidates": jobs,
+                "shape": asdict(shape),
+                "seconds": seconds,
+                "tolerance": tolerance,
+            },
+            target.environment,
+            limits,
         )
-        try:
-            _, errors = process.communicate(json.dumps(job).encode(), timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise MeasureError(f"the measuring process hung and was killed after {timeout_s:g} s") from None
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-        if process.returncode < 0:
-            name = signal.Signals(-process.returncode).name
-            raise MeasureError(f"the measuring process was killed by {name}; the model does not run on {target.name}")
-        if process.returncode or not result.is_file():
-            lines = errors.decode(errors="replace").strip().splitlines() or ["no message"]
-            raise MeasureError(f"the measuring process failed: {lines[-1][:300]}")
-        return json.loads(result.read_text())
+        if ended.result is None:
+            assert ended.failure is not None
+            lost = {ended.culprit: ended.failure} if ended.culprit else {job["name"]: ended.failure for job in jobs}
+            failures |= lost
+        else:
+            lost = {name: Failure(**failure) for name, failure in ended.result["failures"].items()}
+            failures |= lost
+            runs.append(ended.result)
+            tell()
+        jobs = [job for job in jobs if job["name"] not in failures]
+    timings = {job["name"]: tuple(Timing(**run["candidates"][job["name"]]) for run in runs) for job in jobs}
+    return Session(timings, _conditions(runs), failures)
+
+
+def _conditions(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "processes": len(runs),
+        "tight": all(run["tight"] for run in runs),
+        "wall_per_cpu": max((run["wall_per_cpu"] for run in runs), default=0.0),
+        "load": max((run["load"] for run in runs), default=0.0),
+        "steal_ratio": max((run["steal_ratio"] for run in runs), default=0.0),
+        "versions": runs[0]["versions"] if runs else {},
+    }

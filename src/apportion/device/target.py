@@ -1,47 +1,100 @@
-"""Targets: where and how a model will run. A target's name is its identity in budgets, stores and certificates."""
+"""Targets: where and how a model will run. A target's name is its identity in budgets, stores and certificates.
+
+A name reads ``runtime[-precision]-device[-threads]``: ``torch-cpu-1t``, ``ort-int8-cpu-2t``, ``compile-cuda``.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
-import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from apportion.errors import TargetError
 
-_NAME = re.compile(r"torch-cpu-([1-9][0-9]{0,2})t")
+
+@dataclass(frozen=True)
+class Family:
+    """What the first part of a target's name stands for."""
+
+    runtime: str
+    precision: str
+    about: str
+
+
+FAMILIES = {
+    "torch": Family("torch", "fp32", "PyTorch eager"),
+    "compile": Family("compile", "fp32", "torch.compile (Inductor)"),
+    "ort": Family("ort", "fp32", "ONNX Runtime"),
+    "ort-int8": Family("ort", "int8", "ONNX Runtime, static int8 (QDQ)"),
+    "ort-int8dyn": Family("ort", "int8dyn", "ONNX Runtime, dynamic int8"),
+    "openvino": Family("openvino", "fp32", "OpenVINO, f32 kernels"),
+    "openvino-int8": Family("openvino", "int8", "OpenVINO, int8 by NNCF"),
+    "executorch": Family("executorch", "fp32", "ExecuTorch with XNNPACK"),
+}
+ON_CUDA = ("torch", "compile")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Hardware, runtime, threads and precision; batch and shape are the model's example inputs."""
+    """Hardware, runtime, precision, threads and instruction-set cap; batch and shape are the model's example inputs.
+
+    ``isa`` caps the instructions that oneDNN may use (its ``ONEDNN_MAX_CPU_ISA``), where probing found that the machine
+    dies without a cap.
+    """
 
     name: str
     runtime: str = "torch"
-    device: str = "cpu"
     precision: str = "fp32"
+    device: str = "cpu"
     threads: int = 1
+    isa: str | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that a process on this target runs under."""
+        threads = str(self.threads)
+        fixed = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENVINO_TELEMETRY": "0"}
+        return fixed | ({"ONEDNN_MAX_CPU_ISA": self.isa} if self.isa else {})
+
+    @property
+    def identity(self) -> str:
+        """The name with the instruction-set cap, which changes what is measured."""
+        return f"{self.name}+{self.isa}" if self.isa else self.name
+
+    def with_isa(self, isa: str | None) -> Target:
+        return replace(self, isa=isa)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def find_target(name: str | None) -> Target:
-    """The target of a name, or torch eager on one thread when none is given.
+    """The target of a name, or torch eager on one thread when none is given. Says nothing on whether it works here.
 
     Raises:
-        TargetError: no such target, or not on this machine.
+        TargetError: no such target, or more threads than cores.
     """
     name = name or "torch-cpu-1t"
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise TargetError(f"unknown target {name!r}; possible here: {', '.join(available_targets())}")
-    threads = int(match[1])
-    if threads > (os.cpu_count() or 1):
-        raise TargetError(f"target {name!r} needs {threads} cores; possible here: {', '.join(available_targets())}")
-    return Target(name=name, threads=threads)
+    for prefix in sorted(FAMILIES, key=len, reverse=True):
+        family, rest = FAMILIES[prefix], name.removeprefix(f"{prefix}-")
+        if rest == name:
+            continue
+        if rest == "cuda" and prefix in ON_CUDA:
+            return Target(name=name, runtime=family.runtime, precision=family.precision, device="cuda")
+        count = rest.removeprefix("cpu-").removesuffix("t")
+        if rest == f"cpu-{count}t" and count.isascii() and count.isdigit() and int(count) > 0 and count[0] != "0":
+            if int(count) > (os.cpu_count() or 1):
+                raise TargetError(f"target {name!r} needs {count} cores, this machine has {os.cpu_count()}")
+            return Target(name=name, runtime=family.runtime, precision=family.precision, threads=int(count))
+    known = ", ".join(target_names())
+    raise TargetError(f"unknown target {name!r}; possible are {known} (apportion targets says which work here)")
 
 
-def available_targets() -> list[str]:
-    cores = os.cpu_count() or 1
-    return [f"torch-cpu-{threads}t" for threads in sorted({1, 2, cores}) if threads <= cores]
+def target_names() -> list[str]:
+    """All targets that this machine's cores allow, whether their runtimes are installed or not."""
+    threads = [count for count in (1, 2) if count <= (os.cpu_count() or 1)]
+    return [f"{prefix}-cpu-{count}t" for prefix in FAMILIES for count in threads] + [f"{p}-cuda" for p in ON_CUDA]
 
 
 def machine() -> dict[str, object]:

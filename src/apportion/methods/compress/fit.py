@@ -101,7 +101,8 @@ class Bench:
                     if name != BASELINE:
                         save(network, scratch / str(number))
                         candidates.append(Candidate(name=name, ref=str(scratch / str(number)), factory=self.factory))
-                return measure(candidates, self.target, self.shape, seconds=1.2 * len(candidates), tolerance=0.02)
+                seconds = 1.2 * len(candidates)
+                return measure(candidates, self.target, self.shape, seconds=seconds, tolerance=0.02).require()
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
 
@@ -115,7 +116,7 @@ class Bench:
         candidates = [self.original, Candidate(name=FINAL, ref=str(self.rundir.model), factory=self.factory)]
 
         def more(processes: int) -> Session:
-            return measure(candidates, self.target, self.shape, processes=processes, seconds=2.0, tolerance=0.01)
+            return measure(candidates, self.target, self.shape, processes=processes, seconds=2.0).require()
 
         session = more(self.config.processes)
         while not clear(session) and session.conditions["processes"] < 2 * self.config.processes:

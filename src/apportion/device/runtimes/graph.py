@@ -1,0 +1,62 @@
+"""Export to ONNX, which all graph runtimes but ExecuTorch start from."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apportion.device.runtimes.inputs import save_inputs
+from apportion.models.network import Network, float_outputs, forward
+
+MODEL = "model.onnx"
+_MAX_PROTOBUF_BYTES = 1_900_000_000
+
+
+class Outputs(torch.nn.Module):
+    """Returns a model's floating-point outputs as a tuple, so that every architecture exports alike."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.module = network.module
+        self.names = list(network.inputs)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return tuple(float_outputs(forward(self.module, dict(zip(self.names, tensors, strict=True)))))
+
+
+def export_onnx(network: Network, folder: Path) -> None:
+    """Writes ``model.onnx`` and the example inputs; shapes are fixed, as the target's identity includes them."""
+    size_bytes = sum(p.numel() * p.element_size() for p in network.module.parameters())
+    with warnings.catch_warnings(), _silence():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Outputs(network).eval(),
+            tuple(network.inputs.values()),
+            folder / MODEL,
+            input_names=input_names(network),
+            dynamo=True,
+            verbose=False,
+            external_data=size_bytes > _MAX_PROTOBUF_BYTES,
+        )
+    save_inputs(folder, dict(zip(input_names(network), network.inputs.values(), strict=True)))
+
+
+def input_names(network: Network) -> list[str]:
+    return [f"input_{name}" if name.isdigit() else name for name in network.inputs]
+
+
+@contextlib.contextmanager
+def _silence() -> Any:
+    """The exporter prints and logs on every call; what matters is raised."""
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,58 @@
+"""OpenVINO on the CPU: f32 kernels, or int8 after post-training quantisation with NNCF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from apportion.device.runtimes import Step
+from apportion.device.target import Target
+
+MODEL = "model.onnx"
+IR = "model.xml"
+
+
+class OpenVino:
+    """Exports to ONNX and converts to OpenVINO's own format; asks for the precision, which it would choose itself."""
+
+    def build(self, network: Any, folder: Path, target: Target) -> None:
+        import openvino
+
+        from apportion.device.runtimes.graph import export_onnx
+        from apportion.device.runtimes.inputs import calibration_inputs
+
+        export_onnx(network, folder)
+        model = openvino.Core().read_model(folder / MODEL)
+        if target.precision == "int8":
+            import nncf
+
+            names = {given.any_name for given in model.inputs}
+            batches = [{k: v for k, v in batch.items() if k in names} for batch in calibration_inputs(folder)]
+            kind = nncf.ModelType.TRANSFORMER if network.takes_text else None
+            model = nncf.quantize(model, nncf.Dataset(batches), model_type=kind, subset_size=len(batches))
+        openvino.save_model(model, folder / IR, compress_to_fp16=False)
+        for path in folder.glob(f"{MODEL}*"):
+            path.unlink()
+
+    def open(self, folder: Path, target: Target) -> Step:
+        import openvino
+
+        from apportion.device.runtimes.inputs import read_inputs
+
+        config = {
+            "INFERENCE_NUM_THREADS": target.threads,
+            "INFERENCE_PRECISION_HINT": "f32",  # otherwise bf16 is chosen where the processor offers it
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": "1",
+        }
+        compiled = openvino.Core().compile_model(folder / IR, "CPU", config)
+        request = compiled.create_infer_request()
+        inputs = read_inputs(folder, [given.any_name for given in compiled.inputs])
+
+        def step() -> list[Any]:
+            return list(request.infer(inputs, share_inputs=True).values())
+
+        return step
+
+
+RUNTIME = OpenVino()

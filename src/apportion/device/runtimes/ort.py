@@ -1,0 +1,74 @@
+"""ONNX Runtime on the CPU: fp32, static int8 (quantise-dequantise pairs) and dynamic int8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from apportion.device.runtimes import Step
+from apportion.device.target import Target
+
+MODEL = "model.onnx"
+INT8 = "int8.onnx"
+
+
+class OnnxRuntime:
+    """Exports to ONNX, quantises with ONNX Runtime's own tools, runs with the target's threads."""
+
+    def build(self, network: Any, folder: Path, target: Target) -> None:
+        from apportion.device.runtimes.graph import export_onnx
+
+        export_onnx(network, folder)
+        if target.precision == "int8dyn":
+            from onnxruntime.quantization import quantize_dynamic
+
+            quantize_dynamic(folder / MODEL, folder / INT8, extra_options={"DefaultTensorType": 1})
+        elif target.precision == "int8":
+            self._quantise_static(folder)
+
+    def open(self, folder: Path, target: Target) -> Step:
+        import onnxruntime
+
+        from apportion.device.runtimes.inputs import read_inputs
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = target.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        path = folder / (MODEL if target.precision == "fp32" else INT8)
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        inputs = read_inputs(folder, [given.name for given in session.get_inputs()])
+        return lambda: session.run(None, inputs)
+
+    def _quantise_static(self, folder: Path) -> None:
+        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+
+        from apportion.device.runtimes.inputs import calibration_inputs
+
+        class Reader(CalibrationDataReader):
+            def __init__(self, names: set[str]) -> None:
+                batches = calibration_inputs(folder)
+                self.batches = iter([{k: v for k, v in batch.items() if k in names} for batch in batches])
+
+            def get_next(self) -> Any:
+                return next(self.batches, None)
+
+        import onnx
+
+        prepared = folder / "prepared.onnx"
+        quant_pre_process(folder / MODEL, prepared, skip_symbolic_shape=True)
+        names = {given.name for given in onnx.load(folder / MODEL, load_external_data=False).graph.input}
+        quantize_static(
+            prepared,
+            folder / INT8,
+            Reader(names),
+            quant_format=QuantFormat.QDQ,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+        )
+        prepared.unlink()
+
+
+RUNTIME = OnnxRuntime()

@@ -1,0 +1,58 @@
+"""A folder of derived files (decoded images, tokens, features): named by content, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def cache_root() -> Path:
+    """``$XDG_CACHE_HOME/apportion``, or ``~/.cache/apportion``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "apportion"
+
+
+def cached(kind: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
+    """The arrays that ``make`` returns for a key, from disk when they were made before.
+
+    A file that can't be read is made again; a folder that can't be written costs the time, not the result.
+    """
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    path = cache_root() / kind / f"{name[:40]}.safetensors"
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError):
+        pass
+    arrays = {name: np.ascontiguousarray(array) for name, array in make().items()}
+    try:
+        write_whole(path, save(arrays))
+    except OSError:
+        pass
+    return arrays
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file so that others see all of it or none: a draft beside it, then a rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

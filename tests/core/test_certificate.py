@@ -135,9 +135,16 @@ def test_what_is_no_certificate_is_refused_in_one_line(text):
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.text() | st.recursive(st.none() | finite | st.text(), lambda inner: st.lists(inner) | st.dictionaries(
-    st.sampled_from(["apportion_certificate", "budget", "measured", "z"]) | st.text(), inner
-)).map(json.dumps))
+@given(
+    st.text()
+    | st.recursive(
+        st.none() | finite | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from(["apportion_certificate", "budget", "measured", "z"]) | st.text(), inner)
+        ),
+    ).map(json.dumps)
+)
 def test_any_text_is_refused_in_one_line(text):
     with pytest.raises(ApportionError) as refused:
         Certificate.from_json(text)

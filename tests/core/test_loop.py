@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import os
 import random
 import signal
@@ -218,6 +219,23 @@ def test_doubt_about_a_reading_counts_against_the_budget():
     assert run(toy, "5.5ms", meters=in_doubt, z=1.645)[0].setting["depth"] == 3  # 3 + 1.645 <= 5.5 < 4 + 1.645
 
 
+def test_every_value_that_a_policy_tries_is_read_for_itself():
+    class TriesAll:
+        """Looks at every value of a knob before it moves to the one that just meets the budget."""
+
+        def propose(self, state):
+            tried = {row.value for row in state.rows_here()}
+            untried = [value for value in state.knobs[0].values[:-1] if value not in tried]
+            return Proposal("depth", untried[0], commit=False) if untried else Proposal("depth", 6)
+
+    toy = ladder()
+    counting = Counting(toy.meters["latency"])
+    result, rows = run(toy, "6.5ms", TriesAll(), meters={**toy.meters, "latency": counting})
+    assert [row.readings["latency"].value for row in rows] == [10, 1, 2, 3, 4, 5, 6, 7, 8, 9, 6]
+    assert len(counting.models) == 10  # the move was read as a trial
+    assert result.model == result.setting == Setting({"depth": 6})
+
+
 # The ways a run ends
 
 
@@ -358,6 +376,17 @@ def test_a_check_counts_its_doubt_against_the_promise():
     result, _ = run(toy, "8ms", check=measure(fresh), z=1.645)
     assert result.met
     assert result.measured["latency"].upper(1.645) <= 8.0
+
+
+@settings(deadline=None)
+@given(st.floats(1.0, 1e6), st.floats(0.5, 1.0))
+def test_a_check_over_by_the_least_amount_makes_the_run_go_on(limit_ms, share):
+    toy = table({"a": [0.1 * limit_ms, share * limit_ms, 2 * limit_ms]})
+    over = {0: 0.1 * limit_ms, 1: math.nextafter(limit_ms, math.inf)}
+    budget = Budget((Limit(quantity="latency", value=limit_ms, unit="ms"),))
+    result, _ = run(toy, budget, check=lambda model: {"latency": Reading(value=over[model["a"]], unit="ms")})
+    assert result.outcome is Outcome.MET
+    assert result.setting == Setting({"a": 0})
 
 
 # BUG loop.py _Run._tighten: a reading of zero scales the limit to zero, which Limit refuses.
@@ -583,8 +612,9 @@ def run_counted(path, options):
 
 @pytest.mark.parametrize(("options", "outcome", "verdicts"), RESUMED.values(), ids=RESUMED)
 def test_a_run_cut_after_any_row_resumes_as_if_undisturbed_and_reads_nothing_twice(
-    tmp_path, options, outcome, verdicts
+    tmp_path, monkeypatch, options, outcome, verdicts
 ):
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # spares the disk; where the rows end is what is tested here
     whole_path, path = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     result, rows, reads, checks = run_counted(whole_path, options)
     lines = whole_path.read_bytes().splitlines(keepends=True)

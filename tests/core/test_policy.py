@@ -178,17 +178,19 @@ def test_greedy_tries_every_knob_once_before_it_moves_and_moves_without_reading_
     assert len(counting.models) == 4
 
 
-def test_greedy_takes_another_move_when_the_best_one_saves_nothing():
-    knobs = (Choice("idle", (0, 1)), Choice("useful", (0, 1)))
+def test_greedy_leaves_moves_that_save_nothing_for_last():
     toy = Toy(
-        knobs,
+        (Choice("idle", (0, 1)), Choice("dearer", (0, 1)), Choice("useful", (0, 1))),
         {
-            "latency": Additive({"useful": {0: 0.0, 1: 5.0}}, base=5.0),
-            "quality": Additive({"useful": {0: 0.0, 1: 9.0}}, unit="points"),
+            "latency": Additive({"dearer": {0: 2.0, 1: 1.0}, "useful": {0: 0.0, 1: 5.0}}, base=4.0),
+            "quality": Additive({"dearer": {0: 0.0, 1: 3.0}, "useful": {0: 0.0, 1: 9.0}}, unit="points"),
         },
     )
     result, ledger = run(toy, 5.0, Greedy())
     assert result.outcome is Outcome.MET
+    assert [(moved.knob, moved.accepted) for moved in ledger if moved.kind == "move"] == [("useful", True)]
+    result, ledger = run(toy, 1.0, Greedy())
+    assert result.outcome is Outcome.EARLY_BREAK
     assert [moved.knob for moved in accepted(ledger)] == ["useful"]
 
 
@@ -215,9 +217,7 @@ def test_scheduled_keeps_knobs_of_different_length_at_the_same_depth():
     terms = {knob.name: {value: float(value) for value in knob.values} for knob in knobs}
     toy = Toy(knobs, {"latency": Additive(terms, base=1.0), "quality": Additive(terms, unit="points")})
     _, ledger = run(toy, 1.0, Scheduled())
-    depths = [
-        [knob.depth(moved.setting[knob.name]) for knob in knobs] for moved in accepted(ledger)
-    ]
+    depths = [[knob.depth(moved.setting[knob.name]) for knob in knobs] for moved in accepted(ledger)]
     assert max(abs(long - short) for long, short in depths) <= 1 / 2  # one step of the shorter knob
 
 

@@ -7,12 +7,12 @@ import math
 
 import pytest
 import torch
+from tests.models import zoo
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from apportion.errors import ModelError
 from apportion.models import Network, Partition, mask, slice_network
-from tests.models import zoo
 
 every_architecture = pytest.mark.parametrize("name", zoo.ARCHITECTURES)
 
@@ -56,7 +56,7 @@ def test_each_module_at_its_smallest_size_is_sliced_to_what_masking_computes(nam
 
 
 @every_architecture
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_all_modules_cut_at_random_are_sliced_to_what_masking_computes(name, seed):
     network, partition, inputs = zoo.network(name), zoo.partition(name), other_inputs(name)
     keep = zoo.random_keep(partition, seed=seed)
@@ -71,7 +71,7 @@ def test_a_slice_in_single_precision_agrees_to_single_precision(name):
     keep = zoo.random_keep(partition, seed=7)
     masked = zoo.outputs(mask(network, partition, keep))
     sliced = zoo.outputs(slice_network(network, partition, keep))
-    # eps is 1.2e-7; the deepest network here has some fifty layers, each of which may double an error at most slowly
+    # eps is 1.2e-7, and random weights through some fifty layers let a rounding error grow a few thousand times
     assert zoo.largest_difference(sliced, masked) <= 1e-3
 
 
@@ -241,7 +241,7 @@ def bert_by_hand(network: Network, heads: list[list[int]], neurons: list[list[in
             mixed = scores.exp() / scores.exp().sum(-1, keepdim=True) @ v
             attended = attended + mixed @ weights[f"{key}.attention.output.dense.weight"][:, rows].T
         x = norm(x + attended, f"{key}.attention.output.LayerNorm")
-        inner = F.gelu(linear(x, f"{key}.intermediate.dense", neurons[block]))
+        inner = functional.gelu(linear(x, f"{key}.intermediate.dense", neurons[block]))
         out = inner @ weights[f"{key}.output.dense.weight"][:, neurons[block]].T + weights[f"{key}.output.dense.bias"]
         x = norm(x + out, f"{key}.output.LayerNorm")
     return x
@@ -360,22 +360,21 @@ def test_a_channel_that_is_flattened_takes_all_its_columns_with_it():
     network, partition = zoo.network("vgg"), zoo.partition("vgg")
     kept1, kept2 = [0, 5, 6, 15], [2, 3, 11]
     weights, x = network.module.state_dict(), network.inputs["0"]
-    y = F.conv2d(x, weights["conv1.weight"][kept1], weights["conv1.bias"][kept1], padding=1)
+    y = functional.conv2d(x, weights["conv1.weight"][kept1], weights["conv1.bias"][kept1], padding=1)
     running = (weights[f"norm1.{part}"][kept1] for part in ("running_mean", "running_var", "weight", "bias"))
-    y = F.max_pool2d(F.relu(F.batch_norm(y, *running)), 2)
-    y = F.conv2d(y, weights["conv2.weight"][kept2][:, kept1], weights["conv2.bias"][kept2], padding=1)
-    y = F.max_pool2d(F.relu(y), 4)
+    y = functional.max_pool2d(functional.relu(functional.batch_norm(y, *running)), 2)
+    y = functional.conv2d(y, weights["conv2.weight"][kept2][:, kept1], weights["conv2.bias"][kept2], padding=1)
+    y = functional.max_pool2d(functional.relu(y), 4)
     by_channel = weights["fc1.weight"].unflatten(1, (12, 16))[:, kept2].flatten(1)
-    y = F.relu(F.linear(y.flatten(1), by_channel, weights["fc1.bias"]))
-    expected = F.linear(y, weights["fc2.weight"], weights["fc2.bias"])
+    y = functional.relu(functional.linear(y.flatten(1), by_channel, weights["fc1.bias"]))
+    expected = functional.linear(y, weights["fc2.weight"], weights["fc2.bias"])
     keep = {"conv1": tuple(kept1), "conv2": tuple(kept2)}
     for cut in (mask(network, partition, keep), slice_network(network, partition, keep)):
         torch.testing.assert_close(zoo.outputs(cut)[0], expected, rtol=0, atol=1e-10)
 
 
-with_blocks = pytest.mark.parametrize(
-    "name", [name for name in zoo.ARCHITECTURES if name not in ("vgg", "mixed-stream", "grouped", "unet", "unet-skip-first")]
-)
+WITHOUT_BLOCKS = ("vgg", "mixed-stream", "grouped", "unet", "unet-skip-first")
+with_blocks = pytest.mark.parametrize("name", [name for name in zoo.ARCHITECTURES if name not in WITHOUT_BLOCKS])
 
 
 @with_blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,12 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models import zoo
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from apportion.errors import ModelError
 from apportion.models import Module, Network, Partition, mask, slice_network
-from tests.models import zoo
 
 every_architecture = pytest.mark.parametrize("name", zoo.ARCHITECTURES)
 
@@ -119,7 +120,7 @@ class Between(nn.Module):
         self.up, self.down = nn.Linear(6, 32), nn.Linear(32, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.operation(self.first(x))) + self.down(F.relu(self.up(x)))
+        return self.second(self.operation(self.first(x))) + self.down(functional.relu(self.up(x)))
 
 
 @pytest.mark.parametrize(
@@ -127,8 +128,8 @@ class Between(nn.Module):
     [
         pytest.param(lambda h: h.reshape(-1, 4, 8).transpose(1, 2).reshape(2, 5, 32), id="reshape by a fixed number"),
         pytest.param(lambda h: h.softmax(-1), id="softmax"),
-        pytest.param(lambda h: F.normalize(h, dim=-1), id="normalise"),
-        pytest.param(lambda h: F.layer_norm(h, (h.shape[-1],)), id="layer norm without weights"),
+        pytest.param(lambda h: functional.normalize(h, dim=-1), id="normalise"),
+        pytest.param(lambda h: functional.layer_norm(h, (h.shape[-1],)), id="layer norm without weights"),
         pytest.param(lambda h: h.flip(-1), id="flip"),
         pytest.param(lambda h: h.cumsum(-1), id="cumulative sum"),
         pytest.param(lambda h: h[..., torch.arange(31, -1, -1)], id="permutation"),
@@ -146,13 +147,17 @@ def test_channels_that_an_operation_mixes_or_fixes_are_refused_and_the_rest_is_c
 @pytest.mark.parametrize(
     ("operation", "width", "into"),
     [
-        pytest.param(lambda h: F.glu(h, -1), 64, 32, id="glu"),
-        pytest.param(lambda h: F.silu(h.unflatten(-1, (2, -1))[..., 0, :]), 64, 32, id="first half by unflatten"),
+        pytest.param(lambda h: functional.glu(h, -1), 64, 32, id="glu"),
+        pytest.param(
+            lambda h: functional.silu(h.unflatten(-1, (2, -1))[..., 0, :]), 64, 32, id="first half by unflatten"
+        ),
         pytest.param(lambda h: h.unflatten(-1, (-1, 2)).amax(-1), 64, 32, id="maxout over pairs"),
         pytest.param(lambda h: h.unflatten(-1, (-1, 2)).sum(-1), 64, 32, id="sum over pairs"),
-        pytest.param(lambda h: F.silu(h[..., : h.shape[-1] // 2]) * h[..., h.shape[-1] // 2 :], 64, 32, id="halves"),
+        pytest.param(
+            lambda h: functional.silu(h[..., : h.shape[-1] // 2]) * h[..., h.shape[-1] // 2 :], 64, 32, id="halves"
+        ),
         pytest.param(lambda h: torch.stack(h.chunk(3, -1)).prod(0), 96, 32, id="three parts"),
-        pytest.param(lambda h: F.silu(h[..., ::2]) * h[..., 1::2], 64, 32, id="interleaved gate"),
+        pytest.param(lambda h: functional.silu(h[..., ::2]) * h[..., 1::2], 64, 32, id="interleaved gate"),
     ],
 )
 def test_a_fused_projection_is_cut_exactly_or_refused(operation, width, into):
@@ -170,7 +175,7 @@ class PixelShuffled(nn.Module):
         self.head = nn.Conv2d(16, 4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.last(F.pixel_shuffle(self.wide(x), 2))))
+        return self.head(functional.relu(self.last(functional.pixel_shuffle(self.wide(x), 2))))
 
 
 def test_channels_that_become_pixels_are_refused_and_the_rest_is_cut():
@@ -254,7 +259,7 @@ def module_of(num_units: int, multiple: int, minimum: int) -> Module:
 def test_sizes_ascend_in_hardware_friendly_steps_to_all_units(num_units, multiple, minimum, num_steps):
     sizes = module_of(num_units, multiple, min(minimum, num_units)).sizes(num_steps)
     assert sizes[-1] == num_units
-    assert all(a < b for a, b in zip(sizes, sizes[1:], strict=False))
+    assert all(a < b for a, b in itertools.pairwise(sizes))
     assert all(size % multiple == 0 and size >= min(minimum, num_units) for size in sizes[:-1])
     assert num_steps is None or len(sizes) <= num_steps + 1
 

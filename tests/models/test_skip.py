@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from tests.models import zoo
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from apportion.models import Network, Partition, mask, slice_network
 from apportion.models.skip import Skip, find_blocks, skip_blocks
-from tests.models import zoo
 
 
 def blocks_of(module: nn.Module, x: Tensor | None = None) -> dict[str, dict[str, int]]:
@@ -26,7 +26,7 @@ class Residual(nn.Module):
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
 
     def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
-        x = x + self.down(F.relu(self.up(x)))
+        x = x + self.down(functional.relu(self.up(x)))
         return (x, *[x.sum()] * (self.num_outputs - 1)) if self.num_outputs else x
 
 
@@ -146,7 +146,7 @@ def test_blocks_of_any_form_are_masked_and_sliced_alike(num_outputs, by_name):
         keep = {"list.blocks": kept}
         h = module.embed(x)
         for index in kept:
-            h = h + module.list[index].down(F.relu(module.list[index].up(h)))
+            h = h + module.list[index].down(functional.relu(module.list[index].up(h)))
         expected = module.head(h).detach()
         assert torch.equal(zoo.outputs(mask(network, partition, keep))[0], expected)
         assert torch.equal(zoo.outputs(slice_network(network, partition, keep))[0], expected)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.models import zoo
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from apportion.errors import TraceError
 from apportion.models import Partition
 from apportion.models.network import float_outputs, forward, read_out, traceable
 from apportion.models.trace import trace
-from tests.models import zoo
 
 
 def traced(module: nn.Module, x: Tensor):
@@ -49,7 +49,7 @@ def test_a_residual_stream_is_one_set_of_channels(x):
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.embed(x)
-            return self.head(h + self.down(F.relu(self.up(h))))
+            return self.head(h + self.down(functional.relu(self.up(h))))
 
     stream, inner = sorted(traced(Residual(), x).coupled, key=lambda coupled: coupled.num_units)
     assert set(stream.units) == {("embed", "out"), ("up", "in"), ("down", "out"), ("head", "in")}
@@ -148,18 +148,18 @@ class Detaches(nn.Module):
         self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.relu(self.first(x))).detach()
+        return self.second(functional.relu(self.first(x))).detach()
 
 
 class WithoutGradient(Detaches):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.relu(self.first(x)))
+        return self.second(functional.relu(self.first(x)))
 
 
 class Integers(Detaches):
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.relu(self.first(x))).argmax(-1)
+        return self.second(functional.relu(self.first(x))).argmax(-1)
 
 
 @pytest.mark.parametrize("model", [Detaches, WithoutGradient, Integers])

@@ -20,7 +20,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
@@ -53,7 +53,7 @@ class FusedAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (part.transpose(1, 2) for part in self.split(self.qkv(x)))
-        mixed = F.scaled_dot_product_attention(query, key, value)
+        mixed = functional.scaled_dot_product_attention(query, key, value)
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -88,7 +88,7 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(functional.silu(gate) * up)
 
 
 class Block(nn.Module):
@@ -135,9 +135,9 @@ class Vgg(nn.Module):
         self.fc1, self.fc2 = nn.Linear(12 * 4 * 4, 20), nn.Linear(20, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 4)
-        return self.fc2(F.relu(self.fc1(torch.flatten(x, 1))))
+        x = functional.max_pool2d(functional.relu(self.norm1(self.conv1(x))), 2)
+        x = functional.max_pool2d(functional.relu(self.conv2(x)), 4)
+        return self.fc2(functional.relu(self.fc1(torch.flatten(x, 1))))
 
 
 class MixedStream(nn.Module):
@@ -149,7 +149,7 @@ class MixedStream(nn.Module):
         self.inner, self.out = nn.Linear(24, 40), nn.Linear(40, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(F.relu(self.inner(self.norm(self.wide(x)))))
+        return self.out(functional.relu(self.inner(self.norm(self.wide(x)))))
 
 
 class Grouped(nn.Module):
@@ -161,8 +161,8 @@ class Grouped(nn.Module):
         self.after, self.head = nn.Conv2d(16, 16, 3), nn.Linear(16, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.grouped(F.relu(self.before(x))))
-        return self.head(F.relu(self.after(x)).mean((2, 3)))
+        x = functional.relu(self.grouped(functional.relu(self.before(x))))
+        return self.head(functional.relu(self.after(x)).mean((2, 3)))
 
 
 class Unet(nn.Module):
@@ -178,7 +178,7 @@ class Unet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         skip = self.act1(self.first(x))
-        deep = self.up(F.relu(self.norm(self.down(skip))))
+        deep = self.up(functional.relu(self.norm(self.down(skip))))
         return self.last(torch.cat([skip, deep] if self.skip_first else [deep, skip], 1))
 
 
@@ -241,9 +241,7 @@ def _mobilenet() -> nn.Module:
 
 def _convnext() -> nn.Module:
     return transformers.ConvNextForImageClassification(
-        transformers.ConvNextConfig(
-            hidden_sizes=[16, 32], depths=[2, 2], num_stages=2, num_labels=5, image_size=IMAGE
-        )
+        transformers.ConvNextConfig(hidden_sizes=[16, 32], depths=[2, 2], num_stages=2, num_labels=5, image_size=IMAGE)
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
 
-from apportion.cli import fit, verify
+from apportion.cli import fit, measure, targets, tasks, verify
 from apportion.errors import ApportionError, Exit
 
 _INTERRUPTED = "interrupted; start it again with the same -o folder to go on"
@@ -23,6 +24,9 @@ app = typer.Typer(
 )
 app.command("fit", help=fit.HELP)(fit.command)
 app.command("verify", help=verify.HELP)(verify.command)
+app.command("measure", help=measure.HELP)(measure.command)
+app.command("targets", help=targets.HELP)(targets.command)
+app.add_typer(tasks.app, name="tasks")
 
 
 @app.callback(invoke_without_command=True)
@@ -36,6 +40,7 @@ def options(version: bool = typer.Option(False, "--version", help="Print the ver
 
 def main() -> None:
     """Runs the command; a mistake of the user's prints one line on standard error, never a traceback."""
+    sys.path.insert(0, os.getcwd())  # factories in the user's folder, as `python -m` would find them
     try:
         code = app(standalone_mode=False)
     except ApportionError as error:

@@ -35,6 +35,19 @@ class Bars:
             bars.update(task, total=1.0, completed=1.0)
 
 
+def new_table(*headings: str, title: str | None = None) -> Table:
+    """A table whose first column is left, the others as they come."""
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def print_table(table: Table) -> None:
+    """Prints a table within 80 columns."""
+    Console(width=min(80, Console().width)).print(table)
+
+
 def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:
     """One JSON object, or a table that fits 80 columns."""
     if as_json:

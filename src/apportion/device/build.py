@@ -8,15 +8,17 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from apportion.device.process import Ended, Limits, run_child
+from apportion.device.process import Failure, Limits, run_child
 from apportion.device.target import Target
 from apportion.models.registry import BUILT_IN, find_packaged
 from apportion.models.safefile import folder_digest
 
 MAX_CACHE_BYTES = 6 * 10**9
+BUILT = "built"  # an empty file in an artefact's folder, written last
 _VERSIONED = ("apportion", "torch", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "executorch")
 
 
@@ -30,34 +32,52 @@ def needs_build(target: Target) -> bool:
     return target.runtime not in ("torch", "compile")
 
 
-def build(candidate: dict[str, Any], target: Target, shape: dict[str, Any], limits: Limits) -> Path | Ended:
-    """The folder of a candidate's artefact, built in a child process unless it is in the cache; or how that failed."""
-    folder = cache_folder() / "builds" / _key(candidate, target, shape)
-    if folder.is_dir():
-        os.utime(folder)
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
-    try:
-        job = {
-            "action": "build",
-            "target": target.to_json(),
-            "candidate": candidate,
-            "shape": shape,
-            "folder": str(draft),
-        }
-        ended = run_child(job, target.environment, limits)
-        if ended.result is None:
-            return ended
-        try:
-            draft.rename(folder)
-        except OSError:  # another process built the same meanwhile
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    _trim(folder.parent, keep=folder)
-    return folder
+def build_all(
+    candidates: Sequence[dict[str, Any]],
+    target: Target,
+    shape: dict[str, Any],
+    limits: Limits,
+    on_build: Callable[[], None],
+) -> dict[str, Path | Failure]:
+    """The folder of every candidate's artefact, or why it could not be built.
+
+    Those not in the cache are built one after the other in a child process; a candidate that kills it is recorded, and
+    a new child goes on with the rest.
+    """
+    folder = cache_folder() / "builds"
+    folder.mkdir(parents=True, exist_ok=True)
+    places = {candidate["name"]: folder / _key(candidate, target, shape) for candidate in candidates}
+    done: dict[str, Path | Failure] = {}
+    for name, place in places.items():
+        if place.is_dir():
+            os.utime(place)
+            done[name] = place
+    while True:
+        wanted = [candidate for candidate in candidates if candidate["name"] not in done]
+        if not wanted:
+            break
+        with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as scratch:
+            drafts = {candidate["name"]: Path(scratch) / str(i) for i, candidate in enumerate(wanted)}
+            job = {
+                "action": "build",
+                "target": target.to_json(),
+                "shape": shape,
+                "candidates": [c | {"folder": str(drafts[c["name"]])} for c in wanted],
+            }
+            ended = run_child(job, target.environment, limits, steps=len(wanted))
+            for name, draft in drafts.items():
+                if (draft / BUILT).is_file():
+                    if not places[name].is_dir():  # else another process built the same meanwhile
+                        draft.rename(places[name])
+                    done[name] = places[name]
+                    on_build()
+            if ended.result is not None:
+                done |= {name: Failure(**failure) for name, failure in ended.result["failures"].items()}
+            elif ended.failure is not None:
+                lost = [ended.culprit] if ended.culprit else list(drafts)
+                done |= {name: ended.failure for name in lost if name not in done}
+    _trim(folder, keep=set(places.values()))
+    return done
 
 
 def _key(candidate: dict[str, Any], target: Target, shape: dict[str, Any]) -> str:
@@ -85,11 +105,11 @@ def _key(candidate: dict[str, Any], target: Target, shape: dict[str, Any]) -> st
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _trim(folder: Path, keep: Path) -> None:
+def _trim(folder: Path, keep: set[Path]) -> None:
     """Removes the artefacts used longest ago until the cache fits its limit."""
     entries = []
     for path in folder.iterdir():
-        if path.is_dir() and path != keep and not path.name.startswith("."):
+        if path.is_dir() and path not in keep and not path.name.startswith("."):
             size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
             entries.append((path.stat().st_mtime, size_bytes, path))
     total = sum(size for _, size, _ in entries)
@@ -98,4 +118,3 @@ def _trim(folder: Path, keep: Path) -> None:
             break
         shutil.rmtree(path, ignore_errors=True)
         total -= size_bytes
-

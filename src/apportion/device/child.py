@@ -34,11 +34,22 @@ def _load(job: dict[str, Any], candidate: dict[str, Any]) -> Any:
 
 
 def _build(job: dict[str, Any], target: Any) -> dict[str, Any]:
-    """Builds one candidate's artefact."""
+    """Builds the artefacts of candidates, one after the other."""
+    from apportion.device.build import BUILT
     from apportion.device.runtimes import runtime_of
 
-    runtime_of(target).build(_load(job, job["candidate"]), Path(job["folder"]), target)
-    return {}
+    failures = {}
+    for candidate in job["candidates"]:
+        Path(job["marker"]).write_text(candidate["name"])
+        folder = Path(candidate["folder"])
+        folder.mkdir()
+        try:
+            runtime_of(target).build(_load(job, candidate), folder, target)
+        except Exception as error:
+            failures[candidate["name"]] = _failure(error)
+        else:
+            (folder / BUILT).touch()
+    return {"failures": failures}
 
 
 def _time(job: dict[str, Any], target: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from apportion.core.meter import Reading
-from apportion.device.build import build, needs_build
-from apportion.device.process import Ended, Failure, Limits, run_child
+from apportion.device.build import build_all, needs_build
+from apportion.device.process import Failure, Limits, run_child
 from apportion.device.target import Target
 from apportion.errors import MeasureError
 from apportion.numerics.stats import mean_stderr
@@ -153,18 +153,11 @@ def measure(
     limits = limits or Limits()
     tell = on_step or (lambda: None)
     failures: dict[str, Failure] = {}
-    jobs = []
-    for candidate in candidates:
-        job: dict[str, Any] = {**asdict(candidate), "artefact": None}
-        if needs_build(target):
-            built = build(asdict(candidate), target, asdict(shape), limits)
-            tell()
-            if isinstance(built, Ended):
-                assert built.failure is not None
-                failures[candidate.name] = built.failure
-                continue
-            job["artefact"] = str(built)
-        jobs.append(job)
+    jobs: list[dict[str, Any]] = [{**asdict(candidate), "artefact": None} for candidate in candidates]
+    if needs_build(target):
+        built = build_all(jobs, target, asdict(shape), limits, tell)
+        failures = {name: found for name, found in built.items() if isinstance(found, Failure)}
+        jobs = [job | {"artefact": str(built[job["name"]])} for job in jobs if job["name"] not in failures]
     runs: list[dict[str, Any]] = []
     while jobs and len(runs) < processes:
         ended = run_child(

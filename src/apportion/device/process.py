@@ -45,8 +45,8 @@ class Ended:
     culprit: str | None = None
 
 
-def run_child(job: dict[str, Any], environment: dict[str, str], limits: Limits) -> Ended:
-    """Runs one job in a fresh process."""
+def run_child(job: dict[str, Any], environment: dict[str, str], limits: Limits, steps: int = 1) -> Ended:
+    """Runs one job in a fresh process, which may take the time limit for each of its steps."""
     with tempfile.TemporaryDirectory(prefix="apportion-") as scratch:
         result, marker, errors = (Path(scratch) / name for name in ("result.json", "marker", "errors"))
         search = os.pathsep.join(path for path in sys.path if path)  # a factory is found where the parent found it
@@ -62,7 +62,7 @@ def run_child(job: dict[str, Any], environment: dict[str, str], limits: Limits) 
             assert process.stdin is not None
             process.stdin.write(json.dumps({**job, "result": str(result), "marker": str(marker)}).encode())
             process.stdin.close()
-            failure = _watch(process, limits)
+            failure = _watch(process, limits, steps)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -85,8 +85,8 @@ _HINTS = {
 }
 
 
-def _watch(process: subprocess.Popen[bytes], limits: Limits) -> Failure | None:
-    deadline = time.monotonic() + limits.seconds
+def _watch(process: subprocess.Popen[bytes], limits: Limits, steps: int) -> Failure | None:
+    deadline = time.monotonic() + limits.seconds * steps
     while True:
         try:
             process.wait(_POLL_S)
@@ -94,7 +94,7 @@ def _watch(process: subprocess.Popen[bytes], limits: Limits) -> Failure | None:
         except subprocess.TimeoutExpired:
             pass
         if time.monotonic() > deadline:
-            return Failure("hung", f"killed after {limits.seconds:g} s")
+            return Failure("hung", f"killed after {limits.seconds * steps:g} s")
         held = _resident_bytes(process.pid)
         if held > limits.memory_bytes:
             return Failure("out of memory", f"held {held / 2**30:.1f} GiB of {limits.memory_bytes / 2**30:.1f} allowed")

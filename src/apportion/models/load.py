@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from apportion.errors import ModelError
+from apportion.models import backbones as backbones  # its architectures become known to transformers
 from apportion.models.channels import num_channels, remove_channels
 from apportion.models.network import Edits, Network, Origin, Readout
 from apportion.models.registry import BUILT_IN, find_packaged
@@ -31,7 +32,7 @@ def load(ref: str, *, batch: int = 1, tokens: int = 64, seed: int = 0, factory: 
     """Loads a model on the CPU in evaluation mode.
 
     Args:
-        ref: a built-in name (``minilm``), a folder with ``config.json`` and safetensors, a folder written by
+        ref: a built-in name (``minilm``, ``efficientnet-lite0``, …), a folder with ``config.json`` and safetensors, a folder written by
             ``models.save``, or ``module.path:factory``, a function returning ``(module, example inputs)``.
         batch: examples in the inputs that the model is traced and priced at.
         tokens: length of those inputs for text models.

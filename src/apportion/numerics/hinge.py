@@ -30,7 +30,8 @@ def hinge_basis(share_N: Array, knots: Sequence[float]) -> Array:
 
     ``knots`` are :math:`k_1 < \dots < k_K`, the right ends of the pieces. Returns shape ``(N, K)``.
     """
-    return np.maximum(np.asarray(share_N, dtype=np.float64)[:, None] - np.asarray(left_ends(knots)), 0.0)
+    hinge_NK: Array = np.maximum(np.asarray(share_N, dtype=np.float64)[:, None] - np.asarray(left_ends(knots)), 0.0)
+    return hinge_NK
 
 
 def slopes_of(increments: Sequence[float]) -> tuple[float, ...]:

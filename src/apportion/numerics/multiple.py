@@ -34,10 +34,14 @@ def tolerance_rank(num_samples: int, delta: float, confidence: float) -> int:
         >>> tolerance_rank(59, 0.05, 0.95), tolerance_rank(58, 0.05, 0.95)
         (59, 59)
     """
-    for rank in range(1, num_samples + 1):
-        if binomial_upper(num_samples - rank, num_samples, confidence) <= delta:
-            return rank
-    return num_samples + 1
+    low, high = 1, num_samples + 1
+    while low < high:
+        middle = (low + high) // 2
+        if binomial_upper(num_samples - middle, num_samples, confidence) <= delta:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def one_sided_p(difference: float, stderr: float) -> float:

@@ -18,7 +18,7 @@ def recursive_least_squares(
 
     ``theta_D`` is :math:`\theta`, ``spread_DD`` :math:`P`, ``row_D`` :math:`x`, ``value`` :math:`y`, ``forgetting``
     :math:`\lambda`. After ``n`` steps from :math:`(\theta_0, P_0)`, :math:`\theta` minimises
-    :math:`\sum_i \lambda^{n-i} (y_i - x_i^\top \theta)^2 + \lambda^n (\theta-\theta_0)^\top P_0^{-1} (\theta-\theta_0)`.
+    :math:`\sum_i \lambda^{n-i} (y_i - x_i^\top \theta)^2 + \lambda^n \|\theta - \theta_0\|^2_{P_0^{-1}}`.
     """
     along_D = spread_DD @ row_D
     gain_D = along_D / (forgetting + row_D @ along_D)

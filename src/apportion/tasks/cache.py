@@ -43,6 +43,12 @@ def cached(kind: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> 
     return arrays
 
 
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file (as in ``models.safefile``, which can't be had without loading torch)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file so that others see all of it or none: a draft beside it, then a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)

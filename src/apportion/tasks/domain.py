@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apportion.errors import DataError
-from apportion.models.safefile import file_digest
+from apportion.tasks.cache import file_digest
 
 Kind = Literal["text", "image"]
 Rows = NDArray[np.int64]

@@ -120,9 +120,7 @@ class PolicySuite:
             # built afresh, this policy has seen nothing but the one ledger it is shown
             assert make_policy().propose(state) == proposal
 
-    def test_proposals_stay_in_the_domain(
-        self, make_policy: Callable[[], Policy], toy: Toy, budget: Budget
-    ) -> None:
+    def test_proposals_stay_in_the_domain(self, make_policy: Callable[[], Policy], toy: Toy, budget: Budget) -> None:
         recorder = _Recorder(make_policy())
         _run(toy, budget, recorder, Ledger())
         domains = {knob.name: knob.values for knob in toy.knobs}

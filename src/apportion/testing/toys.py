@@ -266,9 +266,7 @@ def composed_toy(
     knobs = [Choice(f"prune.{name}", channels) for name in names]
     knobs += [Choice(f"quantise.{name}", bits) for name in names]
     quality = NetworkQuality({name: 0.1 * index for index, name in enumerate(names, start=1)}, whole)
-    return ComposedToy(
-        dict.fromkeys(names, whole), tuple(knobs), {"size": NetworkBytes(), "quality": quality}
-    )
+    return ComposedToy(dict.fromkeys(names, whole), tuple(knobs), {"size": NetworkBytes(), "quality": quality})
 
 
 def _generator(seed: int, unit: str, setting: Setting) -> random.Random:

@@ -23,7 +23,7 @@ class Runtime(Protocol):
     PACKAGES: tuple[str, ...]
 
     def build(self, network: Any, folder: Path, target: Target) -> None:
-        """Writes the artefact of a network (a ``models.Network``) into an empty folder, with the inputs to time it on."""
+        """Writes the artefact of a network (a ``models.Network``) into an empty folder, with its inputs."""
 
     def open(self, folder: Path, target: Target) -> Step:
         """A function that runs the artefact once on its inputs and returns its outputs as arrays or tensors."""

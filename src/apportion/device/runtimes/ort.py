@@ -19,12 +19,19 @@ class OnnxRuntime:
         from apportion.device.runtimes.graph import export_onnx
 
         export_onnx(network, folder)
-        if target.precision == "int8dyn":
-            from onnxruntime.quantization import quantize_dynamic
+        if target.precision == "fp32":
+            return
+        from onnxruntime.quantization import quantize_dynamic
+        from onnxruntime.quantization.shape_inference import quant_pre_process
 
-            quantize_dynamic(folder / MODEL, folder / INT8, extra_options={"DefaultTensorType": 1})
-        elif target.precision == "int8":
-            self._quantise_static(folder)
+        prepared = folder / "prepared.onnx"
+        quant_pre_process(folder / MODEL, prepared, skip_symbolic_shape=True)
+        if target.precision == "int8dyn":
+            quantize_dynamic(prepared, folder / INT8)
+        else:
+            self._quantise_static(folder, prepared)
+        prepared.unlink()
+        (folder / MODEL).unlink()
 
     def open(self, folder: Path, target: Target) -> Step:
         import onnxruntime
@@ -40,9 +47,8 @@ class OnnxRuntime:
         inputs = read_inputs(folder, [given.name for given in session.get_inputs()])
         return lambda: session.run(None, inputs)
 
-    def _quantise_static(self, folder: Path) -> None:
+    def _quantise_static(self, folder: Path, prepared: Path) -> None:
         from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-        from onnxruntime.quantization.shape_inference import quant_pre_process
 
         from apportion.device.runtimes.inputs import calibration_inputs
 
@@ -56,8 +62,6 @@ class OnnxRuntime:
 
         import onnx
 
-        prepared = folder / "prepared.onnx"
-        quant_pre_process(folder / MODEL, prepared, skip_symbolic_shape=True)
         names = {given.name for given in onnx.load(folder / MODEL, load_external_data=False).graph.input}
         quantize_static(
             prepared,
@@ -68,7 +72,6 @@ class OnnxRuntime:
             weight_type=QuantType.QInt8,
             per_channel=True,
         )
-        prepared.unlink()
 
 
 RUNTIME = OnnxRuntime()

@@ -21,7 +21,9 @@ def load_digits() -> Domain:
     try:
         distribution = importlib.metadata.distribution("scikit-learn")
     except importlib.metadata.PackageNotFoundError:
-        raise DataError("the digits come with scikit-learn, which is not installed; run: pip install scikit-learn") from None
+        raise DataError(
+            "the digits come with scikit-learn, which is not installed; run: pip install scikit-learn"
+        ) from None
     path = Path(str(distribution.locate_file("sklearn/datasets/data/digits.csv.gz")))
     if not path.is_file():
         raise DataError(f"{path} is missing; run: pip install --force-reinstall scikit-learn")

@@ -9,9 +9,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from apportion.errors import DataError
-from apportion.models.safefile import file_digest
 from apportion.tasks.archive import MAX_MEMBER_BYTES, read_zip
-from apportion.tasks.cache import Arrays, cached
+from apportion.tasks.cache import Arrays, cached, file_digest
 from apportion.tasks.domain import Domain
 from apportion.tasks.pictures import DECODER, SUFFIXES, Pictures, decode
 
@@ -99,5 +98,3 @@ def _packed(names: Iterable[str]) -> np.ndarray:
 
 def _strings(packed: np.ndarray) -> tuple[str, ...]:
     return tuple(packed.tobytes().decode().split("\0")) if packed.size else ()
-
-

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion.errors import DataError
-from apportion.models.safefile import file_digest
+from apportion.tasks.cache import file_digest
 from apportion.tasks.domain import Domain, text_domain
 
 MAX_FILE_BYTES = 2_000_000_000
@@ -41,7 +41,9 @@ def load_table(
     label = _column(path, columns, label_column, LABEL_COLUMNS, "label")
     for number, row in enumerate(rows, start=1):
         if row.get(text) is None or row.get(label) is None:
-            raise DataError(f"{path}: row {number} has no {text if row.get(text) is None else label!r}; fill or drop it")
+            raise DataError(
+                f"{path}: row {number} has no {text if row.get(text) is None else label!r}; fill or drop it"
+            )
     return text_domain(
         name=path.stem,
         texts=[str(row[text]).strip() for row in rows],
@@ -93,4 +95,6 @@ def _column(path: Path, columns: Sequence[str], given: str | None, usual: Sequen
         if name in columns:
             return name
     wanted = repr(given) if given else f"a {what} column called {' or '.join(usual)}"
-    raise DataError(f"{path} has the columns {', '.join(map(str, columns)) or 'none'}, not {wanted}; name the {what} column")
+    raise DataError(
+        f"{path} has the columns {', '.join(map(str, columns)) or 'none'}, not {wanted}; name the {what} column"
+    )

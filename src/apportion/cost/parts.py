@@ -1,0 +1,105 @@
+"""The parts of a network that a cost model prices, and the share of its work that a slice leaves each of them.
+
+A part is an attention module with its projections, one linear or convolution layer, or what a residual block costs
+beyond its layers. A layer's share is the product of the shares of its input and output channels; a part of a skipped
+block has none. Parts of the same shape have the same signature and one curve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from apportion.device.meters import flops_by_part
+from apportion.models.channels import layer_kind, num_channels
+from apportion.models.network import Network
+from apportion.models.partition import Module, Partition
+
+BLOCK = "block:"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One priced part: its signature, its operations when whole, and the blocks it lives in."""
+
+    name: str
+    signature: str
+    flops: float
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All priced parts of a network, with the partition whose slices they follow."""
+
+    parts: tuple[Part, ...]
+    partition: Partition
+
+    @classmethod
+    def of(cls, network: Network, partition: Partition) -> Parts:
+        flops = flops_by_part(network)
+        blocks = [name for module in partition for name, _ in module.blocks]
+
+        def part(name: str, signature: str, count: int) -> Part:
+            inside = tuple(block for block in blocks if name == block or name.startswith(f"{block}."))
+            return Part(name, f"{signature} {count:g}", float(count), inside)
+
+        parts = []
+        in_attention = set()
+        for module in partition:
+            if module.kind == "heads":
+                owner = module.name.removesuffix(".heads")
+                parts.append(part(module.name, f"heads {module.num_units}", flops.get(owner, 0)))
+                in_attention |= {member.layer for member in module.members}
+        layers = dict.fromkeys(member.layer for module in partition for member in module.members)
+        for name in layers:
+            layer = network.module.get_submodule(name)
+            kind = layer_kind(layer)
+            if name in in_attention or kind not in ("linear", "conv", "depthwise"):
+                continue
+            shape = f"{num_channels(layer, 'in')}x{num_channels(layer, 'out')}"
+            parts.append(part(name, f"{kind} {shape}", flops.get(name, 0)))
+        for module in partition:
+            for name, _ in module.blocks:
+                kind = type(network.module.get_submodule(name)).__name__
+                parts.append(Part(BLOCK + name, f"block {kind} {flops.get(name, 0):g}", 0.0, (name,)))
+        return cls(tuple(parts), partition)
+
+    @property
+    def signature_of(self) -> dict[str, str]:
+        return {part.name: part.signature for part in self.parts}
+
+    def shares(self, keep: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
+        """The share of its work that every part is left with when the units named are kept; others are whole."""
+        kept = {name: set(units) for name, units in keep.items()}
+        skipped = {
+            name
+            for module in self.partition
+            for unit, (name, _) in enumerate(module.blocks)
+            if module.name in kept and unit not in kept[module.name]
+        }
+        sides: dict[str, dict[str, float]] = {}
+        whole: dict[str, float] = {}
+        for module in self.partition:
+            if module.name not in kept:
+                continue
+            whole[module.name] = len(kept[module.name]) / module.num_units
+            for layer, side, share in _member_shares(module, kept[module.name]):
+                sides.setdefault(layer, {})[side] = share
+        shares = {}
+        for part in self.parts:
+            if skipped.intersection(part.blocks):
+                shares[part.name] = 0.0
+            elif part.name in whole:
+                shares[part.name] = whole[part.name]
+            else:
+                shares[part.name] = math.prod(sides.get(part.name, {}).values())
+        return shares
+
+
+def _member_shares(module: Module, kept: set[int]) -> list[tuple[str, str, float]]:
+    return [
+        (member.layer, member.side, sum(unit < 0 or unit in kept for unit in member.units) / len(member.units))
+        for member in module.members
+    ]

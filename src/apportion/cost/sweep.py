@@ -1,0 +1,99 @@
+"""Measuring many configurations of a network on a target, in chunks beside the whole network."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from apportion.core.meter import Reading
+from apportion.cost.draw import Sizes
+from apportion.cost.parts import Parts
+from apportion.cost.sample import Sample
+from apportion.device.measure import Candidate, Session, Shape, measure
+from apportion.device.process import Failure
+from apportion.device.target import Target
+from apportion.models.cut import slice_network
+from apportion.models.network import Network
+from apportion.models.save import save
+
+WHOLE = "whole"
+CHUNK = 8
+
+
+@dataclass(frozen=True)
+class Swept:
+    """Measured configurations: a sample for each that ran, a failure for each that did not, by its number."""
+
+    samples: Mapping[int, Sample]
+    failures: Mapping[int, Failure]
+    baseline: Reading
+
+
+def sweep(
+    network: Network,
+    parts: Parts,
+    configurations: Sequence[Sizes],
+    target: Target,
+    shape: Shape,
+    *,
+    seconds_each: float = 0.4,
+    on_chunk: Callable[[float], None] | None = None,
+) -> Swept:
+    """Latency of every configuration, as its ratio to the whole network in the same process times the baseline.
+
+    Chunks of configurations are sliced, saved, built and timed interleaved with the whole network, which cancels drift
+    between chunks; the baseline is the mean over all chunks.
+    """
+    samples: dict[int, tuple[Mapping[str, float], Reading]] = {}
+    failures: dict[int, Failure] = {}
+    wholes: list[Reading] = []
+    chunks = [range(start, min(start + CHUNK, len(configurations))) for start in range(0, len(configurations), CHUNK)]
+    for done, chunk in enumerate(chunks):
+        session = _measure_chunk(network, parts, {i: configurations[i] for i in chunk}, target, shape, seconds_each)
+        if WHOLE in session.failures:
+            session.require()
+        wholes.append(session.latency(WHOLE))
+        for index in chunk:
+            if str(index) in session.failures:
+                failures[index] = session.failures[str(index)]
+            else:
+                shares = parts.shares(parts.partition.keep(configurations[index]))
+                samples[index] = (shares, session.ratio(str(index), to=WHOLE))
+        if on_chunk is not None:
+            on_chunk((done + 1) / len(chunks))
+    value_ms = sum(reading.value for reading in wholes) / len(wholes)
+    stderr_ms = sum(reading.stderr**2 for reading in wholes) ** 0.5 / len(wholes)
+    baseline = Reading(value=value_ms, unit="ms", stderr=stderr_ms, count=sum(reading.count for reading in wholes))
+    return Swept(
+        {
+            index: Sample(shares=shares, latency_ms=ratio.value * value_ms, stderr_ms=ratio.stderr * value_ms)
+            for index, (shares, ratio) in samples.items()
+        },
+        failures,
+        baseline,
+    )
+
+
+def _measure_chunk(
+    network: Network,
+    parts: Parts,
+    configurations: Mapping[int, Sizes],
+    target: Target,
+    shape: Shape,
+    seconds_each: float,
+) -> Session:
+    factory = network.origin.factory
+    scratch = Path(tempfile.mkdtemp(prefix="apportion-sweep-"))
+    try:
+        candidates = [Candidate(name=WHOLE, ref=network.origin.ref)]
+        for index, sizes in configurations.items():
+            sliced = slice_network(network, parts.partition, parts.partition.keep(sizes))
+            save(sliced, scratch / str(index))
+            candidates.append(Candidate(name=str(index), ref=str(scratch / str(index)), factory=factory))
+        seconds = seconds_each * len(candidates)
+        return measure(candidates, target, shape, seconds=seconds, tolerance=0.01)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,106 @@
+"""Peak activation memory, read in two ways: torch's allocations as they happen, and liveness on the exported graph."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from apportion.core.meter import Reading
+from apportion.models.network import Network, forward
+
+
+class AllocatedPeak:
+    """Most bytes of storage alive at once in an eager forward pass, beyond parameters, buffers and inputs.
+
+    Every storage that an operation returns is counted from then until it is freed.
+    """
+
+    unit = "B"
+
+    def read(self, model: Network) -> Reading:
+        fixed = [*model.module.parameters(), *model.module.buffers(), *model.inputs.values()]
+        with torch.inference_mode(False), torch.no_grad(), _Storages(fixed) as storages:
+            forward(model.module, model.inputs)
+        return Reading(value=float(storages.peak_bytes), unit=self.unit)
+
+
+class _Storages(TorchDispatchMode):
+    """Counts the storages that operations make, until they are freed."""
+
+    def __init__(self, fixed: list[Tensor]) -> None:
+        super().__init__()
+        self.known = {tensor.untyped_storage()._cdata for tensor in fixed}
+        self.alive_bytes = self.peak_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor):
+                self._count(leaf.untyped_storage())
+        return output
+
+    def _count(self, storage: Any) -> None:
+        key = storage._cdata
+        if key in self.known:
+            return
+        size_bytes = storage.nbytes()
+        self.known.add(key)
+        self.alive_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+
+        def freed() -> None:
+            self.known.discard(key)
+            self.alive_bytes -= size_bytes
+
+        weakref.finalize(storage, freed)
+
+
+class LivenessPeak:
+    """Most bytes of intermediate values alive at once on the graph of ``torch.export``, in its order of operations.
+
+    A value lives from the operation that makes it to the last that reads it; views live in what they look at. It is
+    what a runtime without fusion, that frees at once, has to hold.
+    """
+
+    unit = "B"
+
+    def read(self, model: Network) -> Reading:
+        named = {key: value for key, value in model.inputs.items() if not key.isdigit()}
+        positional = tuple(model.inputs[key] for key in sorted(model.inputs) if key.isdigit())
+        program = torch.export.export(model.module, positional, named, strict=False)
+        return Reading(value=float(peak_of_graph(program.graph_module.graph)), unit=self.unit)
+
+
+def peak_of_graph(graph: torch.fx.Graph) -> int:
+    """Peak bytes of intermediate values over a graph whose nodes carry example values in ``meta['val']``."""
+    nodes = list(graph.nodes)
+    home: dict[Any, Any] = {}  # a view's storage belongs to the node that made it
+    last_use: dict[Any, int] = {}
+    for position, node in enumerate(nodes):
+        home[node] = home[node.args[0]] if _is_view(node) and node.args[0] in home else node
+        for used in node.all_input_nodes:
+            last_use[home[used]] = position
+    alive = peak = 0
+    for position, node in enumerate(nodes):
+        if node.op == "call_function" and home[node] is node:
+            alive += _bytes(node)
+            peak = max(peak, alive)
+        for used in {home[used] for used in node.all_input_nodes}:
+            if used.op == "call_function" and last_use[used] == position:
+                alive -= _bytes(used)
+    return peak
+
+
+def _is_view(node: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(ret.alias_info is not None for ret in schema.returns)
+
+
+def _bytes(node: Any) -> int:
+    leaves = tree_leaves(node.meta.get("val"))
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, Tensor))

@@ -1,0 +1,5 @@
+"""Pretrained backbones that registry packages carry, as transformers models that can be traced, sliced and saved."""
+
+from apportion.models.backbones.efficientnet_lite import EfficientNetLiteConfig, EfficientNetLiteModel
+
+__all__ = ["EfficientNetLiteConfig", "EfficientNetLiteModel"]

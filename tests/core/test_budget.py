@@ -30,6 +30,7 @@ def limit_of(text):
     [
         ("us", "latency", 1e-3),
         ("µs", "latency", 1e-3),
+        ("\u03bcs", "latency", 1e-3),
         ("ms", "latency", 1.0),
         ("s", "latency", 1e3),
         ("B", "size", 1.0),
@@ -37,6 +38,7 @@ def limit_of(text):
         ("kB", "size", 1e3),
         ("MB", "size", 1e6),
         ("GB", "size", 1e9),
+        ("TB", "size", 1e12),
         ("KiB", "size", 1024.0),
         ("MiB", "size", 1024.0**2),
         ("GiB", "size", 1024.0**3),
@@ -46,6 +48,7 @@ def limit_of(text):
         ("Kparams", "params", 1e3),
         ("Mparams", "params", 1e6),
         ("Gparams", "params", 1e9),
+        ("Tparams", "params", 1e12),
         ("FLOPs", "flops", 1.0),
         ("KFLOPs", "flops", 1e3),
         ("MFLOPs", "flops", 1e6),
@@ -132,12 +135,12 @@ def test_a_vector_keeps_its_limits_in_the_order_written():
         ("-0ms", "not positive"),
         ("1e-400ms", "not positive"),
         ("0%", "not positive"),
-        ("1e400ms", "infms"),
-        ("1e308s", "infms"),
+        ("1e400ms", "not finite"),
+        ("1e308s", "not finite"),
         ("100.1%", "at most 100%"),
         ("size<=200%", "at most 100%"),
         ("inf ms", "can't read"),
-        ("infms", "can't read"),
+        ("not finite", "can't read"),
         ("nanms", "can't read"),
         ("latency<=8MB", "latency in 'MB'"),
         ("size<=8ms", "size in 'ms'"),
@@ -260,7 +263,6 @@ def test_a_limit_of_four_digits_reads_back_as_it_was(digits, exponent, quantity)
 
 
 # BUG budget.py format_quantity: it writes TB and Tparams, which the language (_FACTOR) does not have.
-@pytest.mark.xfail(strict=True, reason="format_quantity writes TB and Tparams, which Budget.parse does not read")
 @pytest.mark.parametrize("text", ["2000GB", "params<=2000Gparams"])
 def test_a_limit_above_a_tera_reads_back(text):
     assert Budget.parse(str(Budget.parse(text))) == Budget.parse(text)
@@ -306,7 +308,6 @@ def test_a_share_of_the_baseline_is_met_by_the_baseline_only_when_it_is_the_whol
 
 # BUG budget.py Budget.resolve: value / 100 * baseline rounds 29 % of 100 to 28.999999999999996; value * baseline / 100
 # is exact whenever the answer is a whole number.
-@pytest.mark.xfail(strict=True, reason="resolve rounds 29 % of 100 parameters below 29")
 def test_a_whole_share_of_a_whole_count_is_exact():
     for percent in range(1, 101):
         resolved = Budget.parse(f"params<={percent}%").resolve({"params": reading(100.0, "params")})
@@ -398,7 +399,6 @@ def test_tightening_scales_the_named_limits_and_never_makes_a_budget_easier(case
 
 
 # BUG budget.py Budget.slack / excess: units are not compared, so seven seconds meet a limit of eight milliseconds.
-@pytest.mark.xfail(strict=True, reason="Budget.slack does not compare the unit of a reading with that of its limit")
 def test_a_reading_in_another_unit_is_not_compared_with_the_limit():
     with pytest.raises(BudgetError):
         Budget.parse("8ms").met({"latency": Reading(value=7.0, unit="s")})

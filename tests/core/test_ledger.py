@@ -268,7 +268,6 @@ def test_a_file_that_is_no_ledger_of_this_version_is_refused_and_left_alone(path
 
 # BUG ledger.py Ledger._load: the torn last line is cut off before the header is looked at, so a file that is then
 # refused has lost its last line, and one that is no ledger at all but has no newline is overwritten.
-@pytest.mark.xfail(strict=True, reason="Ledger._load truncates before it knows that the file is a ledger of this run")
 @pytest.mark.parametrize(
     "text",
     ['{"apportion_ledger": 1, "run": "other"}\n{"step": 0', "notes of mine", '{"a": 1}\nb'],
@@ -359,7 +358,6 @@ def test_a_row_that_does_not_fit_the_schema_is_refused(path, fields):
 
 # BUG ledger.py Row.from_json / Ledger._parse: OverflowError and RecursionError are not turned into LedgerError, and
 # check_row looks up an unhashable knob outside the try.
-@pytest.mark.xfail(strict=True, reason="errors other than LedgerError escape from a hostile row")
 @pytest.mark.parametrize(
     "text",
     [
@@ -375,7 +373,6 @@ def test_a_hostile_row_is_refused_like_any_other(path, text):
 
 
 # BUG ledger.py check_row: these fit no row that the loop could have written, yet are taken.
-@pytest.mark.xfail(strict=True, reason="check_row does not look at the types of value, setting, note and seconds")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -401,7 +398,7 @@ def test_rows_are_numbered_without_gaps(path, step):
         with ledger:
             if not ledger:
                 ledger.append(start_row())
-            with pytest.raises(LedgerError, match=f"row {step} can't follow 1 rows"):
+            with pytest.raises(LedgerError, match=f"row {step} (can't follow 1 rows|does not fit)"):
                 ledger.append(move_row(step))
             assert list(ledger) == [start_row()]
     assert path.read_bytes() == whole

@@ -70,7 +70,7 @@ def test_splits_share_no_example_and_repeat_for_a_seed(tmp_path):
         return [[int(v) for batch in part.batches for v in batch["0"][:, 0, 0, 0]] for part in parts]
 
     first = ids(3)
-    flat = sum(first, [])
+    flat = [value for part in first for value in part]
     assert len(flat) == len(set(flat))
     assert min(map(len, first)) >= 2
     assert ids(3) == first

@@ -22,7 +22,8 @@ CANONICAL_UNIT = {
 
 _FACTOR = {  # unit as written -> (canonical unit, factor)
     "us": ("ms", 1e-3),
-    "µs": ("ms", 1e-3),
+    "µs": ("ms", 1e-3),  # micro sign
+    "μs": ("ms", 1e-3),  # Greek mu
     "ms": ("ms", 1.0),
     "s": ("ms", 1e3),
     "B": ("B", 1.0),
@@ -30,18 +31,19 @@ _FACTOR = {  # unit as written -> (canonical unit, factor)
     "kB": ("B", 1e3),
     "MB": ("B", 1e6),
     "GB": ("B", 1e9),
+    "TB": ("B", 1e12),
     "KiB": ("B", 2.0**10),
     "MiB": ("B", 2.0**20),
     "GiB": ("B", 2.0**30),
     "mJ": ("mJ", 1.0),
     "J": ("mJ", 1e3),
-    **{f"{si}params": ("params", by) for si, by in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9))},
+    **{f"{si}params": ("params", by) for si, by in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))},
     **{f"{si}FLOPs": ("FLOPs", by) for si, by in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))},
 }
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _LIMIT = re.compile(
     rf"(?:(?P<quantity>[A-Za-z_]+)\s*(?P<relation><=|≤|<|>=|>|=)\s*)?(?P<number>{_NUMBER})\s*"
-    rf"(?P<unit>[A-Za-zµ]+|%)?\s*(?:@\s*(?P<target>[^\s@,]+))?"
+    rf"(?P<unit>[A-Za-zµμ]+|%)?\s*(?:@\s*(?P<target>[^\s@,]+))?"
 )
 GRAMMAR = "write it like '8ms', '60%', 'size<=20MB' or 'latency<=8ms@torch-cpu-1t, params<=10Mparams'"
 
@@ -64,7 +66,8 @@ class Limit:
                 f"budget names the quantity {self.quantity!r}; possible are {', '.join(CANONICAL_UNIT)}; {GRAMMAR}"
             )
         if not math.isfinite(self.value) or self.value <= 0:
-            raise BudgetError(f"budget {self.quantity}<={self.value:g}{self.unit} is not positive; {GRAMMAR}")
+            fault = "not finite" if self.value > 0 else "not positive"
+            raise BudgetError(f"budget {self.quantity}<={self.value:g} in {self.unit!r} is {fault}; {GRAMMAR}")
         if self.relative and self.value > 100:
             raise BudgetError(
                 f"budget {self.quantity}<={self.value:g}% is above what the model costs now; give at most 100%"
@@ -127,7 +130,7 @@ class Budget:
             tuple(
                 replace(
                     limit,
-                    value=limit.value / 100 * baseline[limit.key].value,
+                    value=limit.value * baseline[limit.key].value / 100,
                     unit=CANONICAL_UNIT[limit.quantity],
                 )
                 if limit.relative
@@ -142,8 +145,7 @@ class Budget:
 
     def slack(self, readings: Mapping[str, Reading], z: float = 0.0) -> dict[str, float]:
         """Limit minus reading (plus ``z`` standard errors) for every limit; all non-negative when the budget is met."""
-        self._check_resolved()
-        return {limit.key: limit.value - readings[limit.key].upper(z) for limit in self.limits}
+        return {limit.key: limit.value - self._reading(limit, readings).upper(z) for limit in self.limits}
 
     def met(self, readings: Mapping[str, Reading], z: float = 0.0) -> bool:
         return all(slack >= 0 for slack in self.slack(readings, z).values())
@@ -155,12 +157,17 @@ class Budget:
 
         For one limit it orders models as their cost does; for several it is the cost the loop drives down.
         """
-        self._check_resolved()
-        return math.fsum(max(0.0, readings[limit.key].upper(z) / limit.value - 1.0) for limit in self.limits)
+        return math.fsum(
+            max(0.0, self._reading(limit, readings).upper(z) / limit.value - 1.0) for limit in self.limits
+        )
 
-    def _check_resolved(self) -> None:
-        if self.relative:
+    def _reading(self, limit: Limit, readings: Mapping[str, Reading]) -> Reading:
+        if limit.relative:
             raise BudgetError(f"budget '{self}' is relative; resolve it against a baseline first")
+        reading = readings[limit.key]
+        if reading.unit != limit.unit:
+            raise BudgetError(f"{limit.key} was read in {reading.unit!r}, but the budget limits it in {limit.unit!r}")
+        return reading
 
     def __str__(self) -> str:
         return ", ".join(str(limit) for limit in self.limits)

@@ -65,7 +65,7 @@ class Certificate:
             fields = json.loads(text)
             if fields["apportion_certificate"] != VERSION:
                 raise ValueError(f"version {fields['apportion_certificate']!r}")
-            return cls(
+            certificate = cls(
                 asked=str(fields["asked"]),
                 budget=Budget(tuple(Limit(**limit) for limit in fields["budget"])),
                 baseline={name: Reading.from_json(reading) for name, reading in fields["baseline"].items()},
@@ -78,5 +78,10 @@ class Certificate:
                 confidence=float(fields["confidence"]),
                 z=float(fields["z"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ApportionError(f"not a certificate of version {VERSION} ({type(error).__name__}: {error})") from None
+            if not (0 < certificate.confidence < 1 and 0 <= certificate.z < float("inf")):
+                raise ValueError(f"confidence {certificate.confidence!r} with z {certificate.z!r}")
+            certificate.met  # noqa: B018  a verdict that can't be worked out is refused here, not later
+            return certificate
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            detail = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ApportionError(f"not a certificate of version {VERSION} ({detail})") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ class Row:
                 note=fields["note"],
                 seconds=float(fields["seconds"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise LedgerError(f"a ledger row does not fit the schema ({type(error).__name__}: {error})") from None
         check_row(row)
         return row
@@ -80,19 +81,33 @@ class Row:
 
 def check_row(row: Row) -> None:
     """Raises ``LedgerError`` unless the row is one that ``budgeted_loop`` could have written."""
+    named = isinstance(row.knob, str)
     problems = {
         "step must be a whole number from 0": type(row.step) is not int or row.step < 0,
         f"kind must be one of {KINDS}": row.kind not in KINDS,
         "accepted must be true or false": type(row.accepted) is not bool,
         "cost must be a finite number from 0": not (0 <= row.cost < float("inf")),
         "a trial or move names its knob and value": row.kind in ("trial", "move")
-        and (not isinstance(row.knob, str) or row.value is None),
-        "a start or check names no knob": row.kind in ("start", "check") and row.knob is not None,
-        "the setting must hold the value proposed": row.knob is not None and row.setting.get(row.knob) != row.value,
+        and not (named and _is_value(row.value)),
+        "a start or check names no knob": row.kind in ("start", "check")
+        and not (row.knob is None and row.value is None),
+        "a run starts at step 0 and nowhere else": (row.kind == "start") != (row.step == 0),
+        "a setting maps names to finite numbers or texts": not all(
+            isinstance(name, str) and _is_value(value) for name, value in row.setting.items()
+        ),
+        "the setting must hold the value proposed": named and row.setting.get(str(row.knob)) != row.value,
+        "note must be a text": not isinstance(row.note, str),
+        "seconds must be finite": not (0 <= row.seconds < float("inf")),
     }
     for problem, found in problems.items():
         if found:
             raise LedgerError(f"ledger row {row.step!r} does not fit the schema: {problem}")
+
+
+def _is_value(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int | str) and not isinstance(value, bool)
 
 
 class Ledger(Sequence[Row]):
@@ -122,7 +137,9 @@ class Ledger(Sequence[Row]):
         check_row(row)
         if row.step != len(self._rows):
             raise LedgerError(f"row {row.step} can't follow {len(self._rows)} rows; rows are numbered without gaps")
-        if self._file is not None:
+        if self.path is not None:
+            if self._file is None:
+                raise LedgerError(f"{self.path} is closed; open it again to append")
             self._write(row.to_json())
         self._rows.append(row)
 
@@ -163,38 +180,60 @@ class Ledger(Sequence[Row]):
     def _load(self, run: str) -> None:
         assert self._file is not None
         self._file.seek(0)
-        lines = self._file.read().split(b"\n")
-        if lines[-1]:  # no newline at the end: the process died while writing this line
-            self._file.truncate(sum(len(line) + 1 for line in lines[:-1]))
-            self._sync()
-        lines = lines[:-1]
+        header = {"apportion_ledger": VERSION, "run": run}
+        *lines, torn = self._file.read().split(b"\n")
         if not lines:
-            self._write({"apportion_ledger": VERSION, "run": run})
+            if not _line(header).startswith(torn):
+                raise LedgerError(f"{self.path} is not a ledger of version {VERSION}; choose another -o folder")
+            self._file.truncate(0)
+            self._write(header)
+            self._sync_folder()
             return
-        parsed = [self._parse(line, number) for number, line in enumerate(lines, start=1)]
-        header = parsed[0]
-        if not isinstance(header, dict) or header.get("apportion_ledger") != VERSION:
-            raise LedgerError(f"{self.path} is not a ledger of version {VERSION}; choose another -o folder")
-        if header.get("run") != run:
-            raise LedgerError(f"{self.path} belongs to a run with other settings; choose another -o folder")
-        for fields in parsed[1:]:
-            row = Row.from_json(fields)
+        self._check_header(lines[0], run)
+        if torn:  # no newline at the end: the process died while writing this line
+            self._file.truncate(sum(len(line) + 1 for line in lines))
+            self._sync()
+        for number, line in enumerate(lines[1:], start=2):
+            row = Row.from_json(self._parse(line, number))
             if row.step != len(self._rows):
                 raise LedgerError(f"{self.path}: row {row.step} stands where row {len(self._rows)} belongs")
             self._rows.append(row)
 
+    def _check_header(self, line: bytes, run: str) -> None:
+        header = self._parse(line, 1)
+        if not isinstance(header, dict) or header.get("apportion_ledger") != VERSION:
+            raise LedgerError(f"{self.path} is not a ledger of version {VERSION}; choose another -o folder")
+        if header.get("run") != run:
+            raise LedgerError(f"{self.path} belongs to a run with other settings; choose another -o folder")
+
     def _parse(self, line: bytes, number: int) -> Any:
         try:
             return json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise LedgerError(f"{self.path}, line {number} is damaged; restore it or choose another -o") from None
 
     def _write(self, fields: dict[str, Any]) -> None:
         assert self._file is not None
-        self._file.write(json.dumps(fields, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        self._file.write(_line(fields))
         self._sync()
 
     def _sync(self) -> None:
         assert self._file is not None
         self._file.flush()
         os.fsync(self._file.fileno())
+
+    def _sync_folder(self) -> None:
+        """Makes the new file's name durable, where the system lets folders be synced."""
+        assert self.path is not None
+        try:
+            folder = os.open(self.path.parent, os.O_RDONLY)
+        except OSError:
+            return
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, allow_nan=False).encode() + b"\n"

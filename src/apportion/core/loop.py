@@ -15,7 +15,7 @@ from apportion.core.ledger import Kind, Ledger, Row
 from apportion.core.meter import Meter, Reading
 from apportion.core.policy import Policy, State
 from apportion.core.rule import Rule, check_rules, rule_for
-from apportion.errors import KnobError
+from apportion.errors import KnobError, LedgerError
 
 M = TypeVar("M")
 
@@ -115,13 +115,13 @@ def budgeted_loop(
             last = ledger[-1]
             if last.kind != "check":
                 if len(ledger) > max_steps:
-                    return run.result(Outcome.OUT_OF_STEPS, {})
+                    return run.result(Outcome.OUT_OF_STEPS, _last_check(ledger))
                 run.check(check)
                 continue
             if last.accepted:
                 return run.result(Outcome.MET, last.readings)
         num_failed = sum(row.kind == "check" and not row.accepted for row in ledger)
-        if num_failed >= max_checks:
+        if num_failed >= max_checks or run.hopeless:
             return run.result(Outcome.BUDGET_VIOLATION, _last_check(ledger))
         if len(ledger) > max_steps:
             return run.result(Outcome.OUT_OF_STEPS, _last_check(ledger))
@@ -152,6 +152,7 @@ class _Run(Generic[M]):
         self.rules, self.meters, self.ledger = rules, meters, ledger
         self.quality, self.z, self.on_row = quality, z, on_row
         self.promised = self.budget = budget
+        self.hopeless = False  # a check failed at a reading of nothing, from where no limit can be lowered
         self.model = model
         self.setting = Setting.dearest(knobs)
         self.readings: Mapping[str, Reading] = {}
@@ -277,6 +278,9 @@ class _Run(Generic[M]):
             if over > 1:
                 now = next(lim.value for lim in self.budget.limits if lim.key == limit.key)
                 wanted = min(now, self.readings[limit.key].upper(self.z) / over)
+                if wanted <= 0:
+                    self.hopeless = True
+                    return
                 factors[limit.key] = math.nextafter(wanted, 0.0) / now
         self.budget = self.budget.tighten(factors)
 
@@ -287,6 +291,8 @@ class _Run(Generic[M]):
             if row.kind == "move" and row.accepted:
                 assert row.knob is not None
                 assert row.value is not None
+                if row.knob not in self.knobs:
+                    raise LedgerError(f"the ledger moves the knob {row.knob!r}, which this run does not have")
                 knob = self.knobs[row.knob]
                 self.model = rule_for(knob, self.rules).apply(self.model, knob, row.value)
                 self.setting, self.readings = row.setting, row.readings

@@ -49,6 +49,7 @@ class Reading:
 class Meter(Protocol[M_contra]):
     """Reads one quantity of a model, in one unit."""
 
-    unit: str
+    @property
+    def unit(self) -> str: ...
 
     def read(self, model: M_contra) -> Reading: ...

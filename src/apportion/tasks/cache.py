@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -31,15 +32,11 @@ def cached(kind: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> 
     """
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = cache_root() / kind / f"{name[:40]}.safetensors"
-    try:
+    with contextlib.suppress(OSError, SafetensorError):
         return load_file(path)
-    except (OSError, SafetensorError):
-        pass
     arrays = {name: np.ascontiguousarray(array) for name, array in make().items()}
-    try:
+    with contextlib.suppress(OSError):
         write_whole(path, save(arrays))
-    except OSError:
-        pass
     return arrays
 
 

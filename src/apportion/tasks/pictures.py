@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -67,10 +68,9 @@ def decode(data: bytes, *, max_side: int | None = None) -> Image:
 def pillow() -> Any:
     """The module ``PIL.Image``, or one line that says what to install."""
     try:
-        from PIL import Image as library
+        return importlib.import_module("PIL.Image")
     except ImportError:
         raise DataError("images need pillow; run: pip install 'apportion[tasks]'") from None
-    return library
 
 
 def resize(images: Iterable[Image], side: int) -> NDArray[np.uint8]:

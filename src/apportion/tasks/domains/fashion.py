@@ -17,7 +17,7 @@ from apportion.tasks.domain import Domain, find_file
 from apportion.tasks.domains.entry import Entry
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
-CLASSES = tuple(["t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot"])
+CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 _TEST = (
     "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
     "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",

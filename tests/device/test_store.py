@@ -6,25 +6,24 @@ import multiprocessing
 
 import pytest
 
-from apportion.device.measure import Session, Timing
 from apportion.device.store import Store
 
 
-def session(median_ms: float) -> Session:
-    return Session({"a": (Timing(median_ms, 0.1, 0.1, 2.0, 12),)}, {"processes": 1})
+def session(median_ms: float) -> dict:
+    return {"median_ms": median_ms, "conditions": {"processes": 1}}
 
 
 def test_a_stored_session_is_not_measured_again(tmp_path):
     store = Store(tmp_path / "store.sqlite")
-    first = store.get_or_measure({"what": 1}, lambda: session(1.0))
-    again = Store(tmp_path / "store.sqlite").get_or_measure({"what": 1}, lambda: pytest.fail("measured twice"))
+    first = store.get_or_make({"what": 1}, lambda: session(1.0))
+    again = Store(tmp_path / "store.sqlite").get_or_make({"what": 1}, lambda: pytest.fail("measured twice"))
     assert again == first
-    assert store.get_or_measure({"what": 2}, lambda: session(2.0)) == session(2.0)
+    assert store.get_or_make({"what": 2}, lambda: session(2.0)) == session(2.0)
 
 
 def _write(path, first):
     for number in range(first, first + 20):
-        Store(path).get_or_measure({"what": number}, lambda number=number: session(float(number + 1)))
+        Store(path).get_or_make({"what": number}, lambda number=number: session(float(number + 1)))
 
 
 def test_two_processes_can_write_at_once(tmp_path):
@@ -38,5 +37,5 @@ def test_two_processes_can_write_at_once(tmp_path):
         assert writer.exitcode == 0
     store = Store(path)
     for number in range(40):
-        stored = store.get_or_measure({"what": number}, lambda: pytest.fail("lost"))
+        stored = store.get_or_make({"what": number}, lambda: pytest.fail("lost"))
         assert stored == session(float(number + 1))

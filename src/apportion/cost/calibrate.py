@@ -1,53 +1,42 @@
-"""Calibrating latency: measure a few sizes of a network side by side, fit the additive model, know the floor."""
+"""Calibrating a cost model: anchors for a quick one, a drawn sweep for one with an upper bound."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from apportion.core.meter import Reading
-from apportion.cost.additive import AdditiveCost, Work
-from apportion.device.measure import Session
-from apportion.device.meters import flops_by_part
-from apportion.models.cut import slice_network
+from apportion.cost.bound import num_needed
+from apportion.cost.draw import Sizes, draw_many
+from apportion.cost.model import CostModel
+from apportion.cost.parts import Parts
+from apportion.cost.profile import Profile
+from apportion.cost.sample import Sample
+from apportion.cost.sweep import Swept, sweep
+from apportion.device.measure import Shape
+from apportion.device.target import Target, machine
+from apportion.errors import MeasureError
 from apportion.models.network import Network
 from apportion.models.partition import Module, Partition
-from apportion.models.skip import Skip
 
-BASELINE = "baseline"
 CHEAPEST = "cheapest"
-MeasureNetworks = Callable[[Mapping[str, Network]], Session]
+NUM_FIT = 24
+ALPHA = 0.05
+_ANCHOR_RIDGE = 1e-3  # a handful of anchors leaves much open; what they don't say is spread evenly
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """What was measured before a run: the baseline, the floor, and the model that prices everything between."""
+class Anchored:
+    """A quick calibration: a model through a few anchors, without a bound, and the measured floor."""
 
-    cost: AdditiveCost
+    cost: CostModel
     baseline: Reading
     floor: Reading
-    session: Session
-
-
-def calibrate(network: Network, partition: Partition, measure: MeasureNetworks) -> Calibration:
-    """Measures anchor networks interleaved and fits the additive model to them.
-
-    The anchors: the network itself, each kind of module at half its size, all kinds at half, and the smallest network
-    that the partition allows, whose latency is the floor.
-    """
-    anchors = {BASELINE: network}
-    for name, sizes in anchor_sizes(partition).items():
-        anchors[name] = slice_network(network, partition, partition.keep(sizes))
-    session = measure(anchors)
-    readings = {name: session.latency(name) for name in anchors}
-    cost = AdditiveCost.fit(
-        [work_of(anchor, partition) for anchor in anchors.values()], [reading.value for reading in readings.values()]
-    )
-    return Calibration(cost, readings[BASELINE], readings[CHEAPEST], session)
 
 
 def anchor_sizes(partition: Partition) -> dict[str, dict[str, int]]:
-    """How many units each module keeps in every anchor but the baseline."""
+    """How many units each module keeps in every anchor: each kind at half, all at half, and all at their least."""
     half = {module.name: _half(module) for module in partition}
     kinds = sorted({module.kind for module in partition})
     anchors = {
@@ -60,33 +49,66 @@ def anchor_sizes(partition: Partition) -> dict[str, dict[str, int]]:
     return anchors
 
 
+def calibrate_on_anchors(parts: Parts, measured: Swept, names: list[str]) -> Anchored:
+    """The model through measured anchors (``anchor_sizes``, in that order) and the whole network."""
+    if measured.failures:
+        index, failure = next(iter(measured.failures.items()))
+        raise MeasureError(f"the anchor {names[index]!r} could not be measured: {failure.kind}: {failure.message}")
+    samples = [whole_sample(parts, measured), *measured.samples.values()]
+    cost = CostModel.fit(samples, parts.signature_of, knots=(0.5, 1.0), ridge=_ANCHOR_RIDGE, residual="off")
+    least = measured.samples[names.index(CHEAPEST)]
+    floor = Reading(value=least.latency_ms, unit="ms", stderr=least.stderr_ms)
+    return Anchored(cost, measured.baseline, floor)
+
+
+def calibrate(
+    network: Network,
+    parts: Parts,
+    target: Target,
+    shape: Shape,
+    *,
+    seed: int = 0,
+    num_fit: int = NUM_FIT,
+    num_bound: int | None = None,
+    on_share: Callable[[float], None] | None = None,
+) -> Profile:
+    """Measures drawn configurations, fits the cost model to some of them and bounds it with the others.
+
+    Args:
+        num_fit: configurations to fit to, besides the anchors.
+        num_bound: configurations to calibrate the bound on; by default as few as 95 % needs, and a fifth more.
+        on_share: told the share of the work done.
+    """
+    began = time.perf_counter()
+    if num_bound is None:
+        num_bound = num_needed(ALPHA) * 6 // 5
+    anchors = list(anchor_sizes(parts.partition).values())
+    drawn: list[Sizes] = [*anchors, *draw_many(parts, num_fit + num_bound, seed)]
+    swept = sweep(network, parts, drawn, target, shape, on_chunk=on_share)
+    first_bound = len(anchors) + num_fit
+    to_fit = [whole_sample(parts, swept), *(s for i, s in swept.samples.items() if i < first_bound)]
+    to_bound = [sample for i, sample in swept.samples.items() if i >= first_bound]
+    cost = CostModel.fit(to_fit, parts.signature_of).bounded(to_bound, ALPHA)
+    least = swept.samples.get(len(anchors) - 1)
+    return Profile(
+        model=network.origin.ref,
+        target=target,
+        shape=shape,
+        baseline=swept.baseline,
+        floor_ms=None if least is None else least.latency_ms,
+        cost=cost,
+        seed=seed,
+        seconds=time.perf_counter() - began,
+        machine=machine(),
+        failures={str(i): f"{failure.kind}: {failure.message}" for i, failure in swept.failures.items()},
+    )
+
+
+def whole_sample(parts: Parts, swept: Swept) -> Sample:
+    """The untouched network as a sample."""
+    shares = dict.fromkeys(parts.signature_of, 1.0)
+    return Sample(shares=shares, latency_ms=swept.baseline.value, stderr_ms=swept.baseline.stderr)
+
+
 def _half(module: Module) -> int:
     return min(module.sizes(), key=lambda size: abs(size - module.num_units / 2))
-
-
-def work_of(network: Network, partition: Partition) -> Work:
-    """Work by kind: operations in attention, in MLPs and elsewhere, and the number of blocks left."""
-    flops = flops_by_part(network)
-    attention = sum(flops.get(part.name.removesuffix(".heads"), 0) for part in partition if part.kind == "heads")
-    neurons = {member.layer for part in partition if part.kind == "neurons" for member in part.members}
-    mlp = sum(flops.get(layer, 0) for layer in neurons)
-    blocks = [name for part in partition for name, _ in part.blocks]
-    left = sum(not isinstance(network.module.get_submodule(name), Skip) for name in blocks)
-    return {
-        "attention": float(attention),
-        "mlp": float(mlp),
-        "other": float(max(0, flops[""] - attention - mlp)),
-        "blocks": float(left),
-    }
-
-
-@dataclass(frozen=True)
-class PredictedLatency:
-    """A meter that predicts: the additive model's latency of a network, in milliseconds."""
-
-    cost: AdditiveCost
-    partition: Partition
-    unit: str = "ms"
-
-    def read(self, model: Network) -> Reading:
-        return Reading(value=self.cost.predict(work_of(model, self.partition)), unit=self.unit)

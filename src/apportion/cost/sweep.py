@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from apportion.core.meter import Reading
 from apportion.cost.draw import Sizes
@@ -30,6 +31,21 @@ class Swept:
     samples: Mapping[int, Sample]
     failures: Mapping[int, Failure]
     baseline: Reading
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "samples": {str(index): sample.to_json() for index, sample in self.samples.items()},
+            "failures": {str(index): asdict(failure) for index, failure in self.failures.items()},
+            "baseline": self.baseline.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Swept:
+        return cls(
+            {int(index): Sample.from_json(sample) for index, sample in fields["samples"].items()},
+            {int(index): Failure(**failure) for index, failure in fields["failures"].items()},
+            Reading.from_json(fields["baseline"]),
+        )
 
 
 def sweep(

@@ -1,4 +1,4 @@
-"""The measurement store: sessions in an SQLite file, keyed by what was measured, so that nothing is measured twice."""
+"""The measurement store: an SQLite file keyed by what was measured, so that nothing is measured twice."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from apportion.device.measure import Session
-
-SCHEMA = "CREATE TABLE IF NOT EXISTS session (key TEXT PRIMARY KEY, body TEXT NOT NULL)"
+SCHEMA = "CREATE TABLE IF NOT EXISTS measurement (key TEXT PRIMARY KEY, body TEXT NOT NULL)"
 
 
 class Store:
-    """Measured sessions by key; safe under several writers and a kill at any moment."""
+    """Measurements as JSON by key; safe under several writers and a kill at any moment."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,17 +22,18 @@ class Store:
         with self._connect() as database:
             database.execute(SCHEMA)
 
-    def get_or_measure(self, what: dict[str, Any], measure: Callable[[], Session]) -> Session:
-        """The stored session of ``what`` (any JSON description), or a new one that is stored before it is returned."""
+    def get_or_make(self, what: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What is stored for ``what`` (any JSON description), or a new one that is stored before it is returned."""
         key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
         with self._connect() as database:
-            row = database.execute("SELECT body FROM session WHERE key = ?", (key,)).fetchone()
+            row = database.execute("SELECT body FROM measurement WHERE key = ?", (key,)).fetchone()
         if row is not None:
-            return Session.from_json(json.loads(row[0]))
-        session = measure()
+            stored: dict[str, Any] = json.loads(row[0])
+            return stored
+        made = make()
         with self._connect() as database:
-            database.execute("INSERT OR REPLACE INTO session VALUES (?, ?)", (key, json.dumps(session.to_json())))
-        return session
+            database.execute("INSERT OR REPLACE INTO measurement VALUES (?, ?)", (key, json.dumps(made)))
+        return made
 
     @contextlib.contextmanager
     def _connect(self) -> Any:

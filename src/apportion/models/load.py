@@ -110,7 +110,7 @@ def _from_saved(ref: str, folder: Path, batch: int, tokens: int, seed: int, fact
                 f"{ref} was made by the factory {fields['factory']!r}; code named in a file is not run: name it "
                 "yourself (--model on the command line)"
             )
-        network = _from_factory(factory)
+        network = _from_factory(factory, readout=_saved_readout(fields))
         network = network.replace(origin=Origin(ref=ref, folder=folder, factory=factory))
         module = network.module
     else:
@@ -124,7 +124,12 @@ def _from_saved(ref: str, folder: Path, batch: int, tokens: int, seed: int, fact
     return network.replace(edits=edits)
 
 
-def _from_factory(ref: str) -> Network:
+def _saved_readout(fields: Mapping[str, Any]) -> Readout:
+    readout = fields.get("readout")
+    return readout if readout in ("embedding", "logits", "token-logits") else "embedding"
+
+
+def _from_factory(ref: str, readout: Readout | None = None) -> Network:
     module_name, _, function = ref.partition(":")
     try:
         made = getattr(importlib.import_module(module_name), function)()
@@ -137,7 +142,8 @@ def _from_factory(ref: str) -> Network:
         inputs = {str(position): tensor for position, tensor in enumerate(inputs)}
     if not isinstance(module, nn.Module) or not isinstance(inputs, Mapping):
         raise ModelError(f"the factory {ref!r} must return (module, example inputs): a torch module and its tensors")
-    readout: Readout = "logits" if len(_shape(module, inputs)) == 2 else "embedding"
+    if readout is None:
+        readout = "logits" if len(_shape(module, inputs)) == 2 else "embedding"
     return Network(module=module.eval(), inputs=dict(inputs), origin=Origin(ref=ref, factory=ref), readout=readout)
 
 

@@ -62,6 +62,7 @@ def _write(network: Network, folder: Path) -> None:
             "apportion_model": FORMAT,
             "origin": network.origin.ref,
             "factory": network.origin.factory,
+            "readout": network.readout,
             "widths": {layer: dict(sides) for layer, sides in edits.widths.items()},
             "attributes": {owner: dict(values) for owner, values in edits.attributes.items()},
             "skips": dict(edits.skips),

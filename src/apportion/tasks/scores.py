@@ -76,8 +76,18 @@ def percent(reading: Reading) -> str:
     return f"{100 * reading.value:.1f} ± {196 * reading.stderr:.1f}"
 
 
-def score_episodes(episodes: Iterable[Episode], table: Mapping[str, Features], head: Head) -> Scores:
-    """Fits the head anew on the support of every episode and judges it on the queries."""
+def score_episodes(
+    episodes: Iterable[Episode],
+    table: Mapping[str, Features],
+    head: Head,
+    *,
+    query_table: Mapping[str, Features] | None = None,
+) -> Scores:
+    """Fits the head anew on the support of every episode and judges it on the queries.
+
+    Args:
+        table: features by domain; ``query_table`` those of the queries where they differ (a corruption, say).
+    """
     accuracy, domains, confidence, right = [], [], [], []
     for episode in episodes:
         found = table[episode.domain]
@@ -85,7 +95,7 @@ def score_episodes(episodes: Iterable[Episode], table: Mapping[str, Features], h
             score_QW = head.score(
                 found.at(episode.support.row_N),
                 torch.from_numpy(episode.support.label_N),
-                found.at(episode.query.row_N),
+                (query_table or table)[episode.domain].at(episode.query.row_N),
                 episode.ways,
             )
             best_Q = score_QW.softmax(-1).max(-1)

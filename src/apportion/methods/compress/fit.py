@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,11 +17,15 @@ from apportion.core.loop import Result, budgeted_loop
 from apportion.core.meter import Meter, Reading
 from apportion.core.policy import Greedy, Policy, Scheduled
 from apportion.core.progress import Progress, Silent
-from apportion.cost.calibrate import BASELINE, Calibration, PredictedLatency, calibrate
+from apportion.cost.calibrate import Anchored, anchor_sizes, calibrate_on_anchors
+from apportion.cost.parts import Parts
+from apportion.cost.predicted import PredictedLatency
+from apportion.cost.sweep import Swept, sweep
 from apportion.device.measure import Candidate, Session, Shape, measure
 from apportion.device.meters import FlopCount, ParameterCount, SizeOnDisk
+from apportion.device.probe import working_target
 from apportion.device.store import Store
-from apportion.device.target import Target, find_target, machine
+from apportion.device.target import Target, machine
 from apportion.errors import BudgetError, InfeasibleError
 from apportion.methods.compress.importance import order_by_importance
 from apportion.methods.compress.prune import PREFIX, Prune, prune_knobs
@@ -40,6 +43,7 @@ from apportion.tasks.batches import Splits, load_splits
 CONFIDENCE = 0.95
 Z = normal_quantile(CONFIDENCE)
 FINAL = "final"
+BASELINE = "baseline"
 _POLICIES: Mapping[str, Policy] = {"greedy": Greedy(), "scheduled": Scheduled()}
 
 
@@ -90,23 +94,15 @@ class Bench:
         self.factory = network.origin.factory
         self.shape = Shape(batch=config.batch, tokens=config.tokens, seed=config.seed)
 
-    def measure_anchors(self, anchors: Mapping[str, Network]) -> Session:
-        """All anchors in one process, interleaved."""
+    def calibrate(self, network: Network, parts: Parts) -> Anchored:
+        """The quick cost model through a few anchors, measured once per run."""
+        sizes = anchor_sizes(parts.partition)
 
-        def now() -> Session:
-            scratch = self.rundir.path / ".anchors"
-            try:
-                candidates = [self.original]
-                for number, (name, network) in enumerate(anchors.items()):
-                    if name != BASELINE:
-                        save(network, scratch / str(number))
-                        candidates.append(Candidate(name=name, ref=str(scratch / str(number)), factory=self.factory))
-                seconds = 1.2 * len(candidates)
-                return measure(candidates, self.target, self.shape, seconds=seconds, tolerance=0.02).require()
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+        def now() -> dict[str, Any]:
+            return sweep(network, parts, list(sizes.values()), self.target, self.shape, seconds_each=1.2).to_json()
 
-        return self.store.get_or_measure({"run": self.run, "what": "anchors"}, now)
+        stored = self.store.get_or_make({"run": self.run, "what": "anchors"}, now)
+        return calibrate_on_anchors(parts, Swept.from_json(stored), list(sizes))
 
     def measure_final(self, clear: Callable[[Session], bool] = lambda session: True) -> Session:
         """The saved model against the original, side by side in several fresh processes.
@@ -138,13 +134,14 @@ class Plan:
     ) -> None:
         self.network, self.partition, self.bench = network, partition, bench
         self.knobs = prune_knobs(partition, num_steps=bench.config.num_steps)
-        self.calibration: Calibration | None = None
+        self.calibration: Anchored | None = None
         self.meters: dict[str, Meter[Network]] = static_meters()
         latency = latency_limit(asked)
         if latency is not None:
             with progress.stage("calibrate the clock"):
-                self.calibration = calibrate(network, partition, bench.measure_anchors)
-            self.meters[latency.key] = PredictedLatency(self.calibration.cost, partition)
+                parts = Parts.of(network, partition)
+                self.calibration = bench.calibrate(network, parts)
+            self.meters[latency.key] = PredictedLatency(self.calibration.cost, parts)
         self.baseline = {key: meter.read(network) for key, meter in self.meters.items()}
         if latency is not None and self.calibration is not None:
             self.baseline[latency.key] = self.calibration.baseline
@@ -195,7 +192,8 @@ class Plan:
 
         keep = {name: list(units) for name, units in network.edits.keep.items()}
         what = {"run": self.bench.run, "what": "check", "keep": keep}
-        return self.bench.store.get_or_measure(what, lambda: self.bench.measure_final(clear))
+        stored = self.bench.store.get_or_make(what, lambda: self.bench.measure_final(clear).to_json())
+        return Session.from_json(stored)
 
     def measured(self, network: Network, session: Session | None) -> dict[str, Reading]:
         return read_artefact(network, self.bench.rundir.model, self.latency, self.baseline, session)
@@ -254,7 +252,7 @@ def budget_target(budget: Budget, option: str | None) -> Target:
     unknown = [limit.quantity for limit in budget.limits if limit.quantity in ("energy", "memory")]
     if unknown:
         raise BudgetError(f"fit can't measure {unknown[0]} here yet; possible are latency, size, params, flops")
-    return find_target(named.pop() if named else None)
+    return working_target(named.pop() if named else None)
 
 
 def latency_limit(budget: Budget) -> Limit | None:

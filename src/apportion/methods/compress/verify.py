@@ -7,7 +7,7 @@ from typing import Any
 
 from apportion.core.budget import Budget
 from apportion.core.progress import Progress, Silent
-from apportion.device.target import find_target
+from apportion.device.probe import working_target
 from apportion.errors import ApportionError
 from apportion.methods.compress.fit import Bench, latency_limit, model_digest, read_artefact
 from apportion.methods.compress.rundir import RunDir, identity
@@ -48,7 +48,7 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
     if latency is not None:
         with progress.stage("measure in fresh processes"):
             run = identity(config, model_digest(original))
-            bench = Bench(rundir, run, config, find_target(certificate.target), original)
+            bench = Bench(rundir, run, config, working_target(certificate.target), original)
             session = bench.measure_final()
     measured = read_artefact(network, rundir.model, latency, certificate.baseline, session)
     with progress.stage("judge on held-out examples"):

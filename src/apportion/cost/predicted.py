@@ -1,0 +1,25 @@
+"""Latency as the loop reads it: predicted by a cost model from what a slice left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apportion.core.meter import Reading
+from apportion.cost.model import CostModel
+from apportion.cost.parts import Parts
+from apportion.models.network import Network
+
+
+@dataclass(frozen=True)
+class PredictedLatency:
+    """A meter that predicts; with ``upper`` it reads the bound instead of the middle."""
+
+    cost: CostModel
+    parts: Parts
+    upper: bool = False
+    unit: str = "ms"
+
+    def read(self, model: Network) -> Reading:
+        shares = self.parts.shares(model.edits.keep)
+        value_ms = self.cost.upper(shares) if self.upper else self.cost.predict(shares)
+        return Reading(value=value_ms, unit=self.unit)

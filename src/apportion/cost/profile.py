@@ -1,0 +1,85 @@
+"""A profile: the measured facts and the fitted cost model of one network on one target, saved as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from apportion.core.meter import Reading
+from apportion.cost.model import CostModel
+from apportion.cost.sample import CostError
+from apportion.device.measure import Shape
+from apportion.device.target import Target
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What a calibration leaves: ``cost`` predicts and bounds, ``baseline`` and ``floor_ms`` were measured."""
+
+    model: str
+    target: Target
+    shape: Shape
+    baseline: Reading
+    floor_ms: float | None
+    cost: CostModel
+    seed: int
+    seconds: float
+    machine: Mapping[str, object]
+    failures: Mapping[str, str]
+
+    def save(self, path: Path) -> None:
+        """Writes the profile; the file appears whole or not at all."""
+        fields = {
+            "apportion_profile": VERSION,
+            "model": self.model,
+            "target": self.target.to_json(),
+            "shape": asdict(self.shape),
+            "baseline": self.baseline.to_json(),
+            "floor_ms": self.floor_ms,
+            "cost": self.cost.to_json(),
+            "seed": self.seed,
+            "seconds": self.seconds,
+            "machine": dict(self.machine),
+            "failures": dict(self.failures),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text(json.dumps(fields, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Profile:
+        """Reads a profile and checks it.
+
+        Raises:
+            CostError: no such file, or not a profile.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if fields["apportion_profile"] != VERSION:
+                raise CostError(f"{path} is a profile of another version than {VERSION}; calibrate again")
+            return cls(
+                model=str(fields["model"]),
+                target=Target(**fields["target"]),
+                shape=Shape(**fields["shape"]),
+                baseline=Reading.from_json(fields["baseline"]),
+                floor_ms=None if fields["floor_ms"] is None else float(fields["floor_ms"]),
+                cost=CostModel.from_json(fields["cost"]),
+                seed=int(fields["seed"]),
+                seconds=float(fields["seconds"]),
+                machine=dict(fields["machine"]),
+                failures=dict(fields["failures"]),
+            )
+        except CostError:
+            raise
+        except FileNotFoundError:
+            raise CostError(f"no profile {path}; make one with apportion calibrate") from None
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            detail = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+            raise CostError(f"{path} is not a profile ({detail}); make one with apportion calibrate") from None

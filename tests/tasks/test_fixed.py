@@ -23,7 +23,9 @@ def test_the_support_and_test_rows_are_those_of_the_file(name, classes, test, sh
     with gzip.open(data_root() / f"text/{name}.tsv.gz", "rt", encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]
     for part, wanted in ((episode.support, f"train_{shots}"), (episode.query, "test")):
-        ours = [(domain.classes[label], domain.content[row]) for row, label in zip(part.row_N, part.label_N, strict=True)]
+        ours = [
+            (domain.classes[label], domain.content[row]) for row, label in zip(part.row_N, part.label_N, strict=True)
+        ]
         assert ours == [(label, text) for source, label, text in rows if source == wanted]
     assert len(episode.query) == test
 

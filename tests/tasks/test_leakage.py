@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tasks.conftest import made_domain
 
 from apportion.errors import DataError
 from apportion.tasks.domains import load_domain
 from apportion.tasks.leakage import Judged, Texts, jaccard, shingles
 from apportion.tasks.protocol import PROTOCOLS, Protocol, Selection, load_protocol, read_protocol
-from tests.tasks.conftest import made_domain
 
 texts = st.lists(st.text("abc d", min_size=0, max_size=14), min_size=1, max_size=12)
 

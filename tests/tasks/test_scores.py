@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.tasks.conftest import made_domain
 from torch import nn
 
 from apportion.core.meter import Reading
@@ -16,7 +17,6 @@ from apportion.tasks.episode import Sampler, Shape
 from apportion.tasks.features import Features, features, image_inputs, network_digest, tokenise
 from apportion.tasks.heads import HEADS
 from apportion.tasks.scores import EpisodeAccuracy, Scores, score_episodes
-from tests.tasks.conftest import made_domain
 
 
 class Colours(nn.Module):
@@ -126,9 +126,7 @@ def test_random_features_give_chance_and_the_interval_covers_it():
 def test_summaries_are_what_they_say():
     accuracy_E = np.array([0.2, 0.4, 0.6, 0.8])
     scores = Scores(accuracy_E, ("a", "b", "a", "b"), np.array([0.9, 0.9]), np.array([True, False]))
-    assert scores.reading() == Reading(
-        value=0.5, unit="ratio", stderr=float(accuracy_E.std(ddof=1) / 2), count=4
-    )
+    assert scores.reading() == Reading(value=0.5, unit="ratio", stderr=float(accuracy_E.std(ddof=1) / 2), count=4)
     assert scores.tail(0.5) == pytest.approx(0.3)
     assert scores.tail(0.0) == pytest.approx(0.5)
     assert scores.calibration() == pytest.approx(0.4)

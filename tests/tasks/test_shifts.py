@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tasks.conftest import made_domain
 
 from apportion.errors import DataError
 from apportion.tasks.episode import Sampler, Shape
 from apportion.tasks.shifts import Mixture, corrupt, corruptions, cue_episode, label_noise, label_shift, with_cues
 from apportion.tasks.shifts.spurious import cues_of
-from tests.tasks.conftest import made_domain
 
 seeds = st.integers(0, 2**32 - 1)
 EPISODE = Sampler(made_domain([40] * 8), Shape(ways=5, shots=5, queries=15)).episode(0)
@@ -31,9 +31,7 @@ def test_label_shift_leaves_out_queries_and_touches_nothing_else(seed, concentra
 
 def test_label_shift_follows_the_law_it_names():
     rng = np.random.default_rng(0)
-    shares = [
-        np.bincount(label_shift(EPISODE, rng, concentration=1e6).query.label_N, minlength=5) for _ in range(5)
-    ]
+    shares = [np.bincount(label_shift(EPISODE, rng, concentration=1e6).query.label_N, minlength=5) for _ in range(5)]
     assert min(map(min, shares)) >= 14  # nearly balanced
     narrow = [len(set(label_shift(EPISODE, rng, concentration=0.05).query.label_N.tolist())) for _ in range(40)]
     assert np.mean(narrow) < 3

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from apportion.device.meters import flops_by_part
 from apportion.models.channels import layer_kind, num_channels
 from apportion.models.network import Network
-from apportion.models.partition import Module, Partition
+from apportion.models.partition import Partition
 
 BLOCK = "block:"
 
@@ -79,14 +79,17 @@ class Parts:
             for unit, (name, _) in enumerate(module.blocks)
             if module.name in kept and unit not in kept[module.name]
         }
-        sides: dict[str, dict[str, float]] = {}
-        whole: dict[str, float] = {}
+        whole = {m.name: len(kept[m.name]) / m.num_units for m in self.partition if m.name in kept}
+        gone: dict[tuple[str, str], set[int]] = {}  # several modules may own channels of one side
+        width: dict[tuple[str, str], int] = {}
         for module in self.partition:
-            if module.name not in kept:
-                continue
-            whole[module.name] = len(kept[module.name]) / module.num_units
-            for layer, side, share in _member_shares(module, kept[module.name]):
-                sides.setdefault(layer, {})[side] = share
+            for member in module.members if module.name in kept else ():
+                lost = {c for c, unit in enumerate(member.units) if unit >= 0 and unit not in kept[module.name]}
+                gone.setdefault((member.layer, member.side), set()).update(lost)
+                width[member.layer, member.side] = len(member.units)
+        sides: dict[str, list[float]] = {}
+        for (layer, side), lost in gone.items():
+            sides.setdefault(layer, []).append(1 - len(lost) / width[layer, side])
         shares = {}
         for part in self.parts:
             if skipped.intersection(part.blocks):
@@ -94,12 +97,5 @@ class Parts:
             elif part.name in whole:
                 shares[part.name] = whole[part.name]
             else:
-                shares[part.name] = math.prod(sides.get(part.name, {}).values())
+                shares[part.name] = math.prod(sides.get(part.name, ()))
         return shares
-
-
-def _member_shares(module: Module, kept: set[int]) -> list[tuple[str, str, float]]:
-    return [
-        (member.layer, member.side, sum(unit < 0 or unit in kept for unit in member.units) / len(member.units))
-        for member in module.members
-    ]

@@ -13,64 +13,66 @@ from apportion.errors import ModelError
 from apportion.models.channels import input_weight, mixes_channels, num_channels, remove_channels
 from apportion.models.network import Edits, Network
 from apportion.models.partition import Module, Partition
-from apportion.models.skip import as_output, first_tensor, skip_blocks
+from apportion.models.skip import Skip, as_output, first_tensor, skip_blocks
 
 Keep = Mapping[str, tuple[int, ...]]
 
 
-def mask(network: Network, partition: Partition, keep: Keep) -> Network:
+def mask(network: Network, partition: Partition, keep: Keep, *, share_weights: bool = False) -> Network:
     """A copy with the original shapes in which the units not kept have no effect.
 
     Columns of the consuming layers are zeroed, so whatever a dropped channel computes is never read; dropped blocks
-    are bypassed.
+    are bypassed. With ``share_weights`` the untouched weights are the original's own, for a look and not for training.
     """
-    module = copy.deepcopy(network.module)
-    for part, kept in _parts(network, partition, keep):
-        for name, num_outputs in part.blocks:
-            if part.blocks.index((name, num_outputs)) not in kept:
+    module = _copy(network.module, share_weights)
+    parts = _parts(network, partition, keep)
+    for part, kept in parts:
+        for unit, (name, num_outputs) in enumerate(part.blocks):
+            if unit not in kept and not isinstance(module.get_submodule(name), Skip):
                 module.get_submodule(name).register_forward_hook(_bypass(num_outputs), with_kwargs=True)
-        for member in part.members:
-            layer = module.get_submodule(member.layer)
-            if member.side == "in" and mixes_channels(layer):
-                weight, dim = input_weight(layer)
-                dropped = [index for index, unit in enumerate(member.units) if unit >= 0 and unit not in kept]
-                with torch.no_grad():
-                    weight.index_fill_(dim, torch.tensor(dropped, dtype=torch.long), 0.0)
+    for (name, side), dropped in _dropped(network, partition, parts).items():
+        layer = _layer(module, name)
+        if layer is not None and side == "in" and mixes_channels(layer):
+            weight, dim = input_weight(layer)
+            index = torch.tensor(dropped, dtype=torch.long, device=weight.device)
+            layer.weight = nn.Parameter(weight.detach().index_fill(dim, index, 0.0), weight.requires_grad)
     return network.replace(module=module)
 
 
-def slice_network(network: Network, partition: Partition, keep: Keep) -> Network:
+def slice_network(network: Network, partition: Partition, keep: Keep, *, share_weights: bool = False) -> Network:
     """A copy without the units not kept: smaller weights, the same function as the masked copy.
 
-    A network that was sliced before can be sliced further; ``keep`` names units of the original network.
+    A network that was sliced before can be sliced further; ``keep`` names units of the network that the partition was
+    traced on. ``share_weights`` as in ``mask``.
     """
-    module = copy.deepcopy(network.module)
+    module = _copy(network.module, share_weights)
     edits = network.edits
     widths = {layer: dict(sides) for layer, sides in edits.widths.items()}
     attributes = {owner: dict(values) for owner, values in edits.attributes.items()}
     skips: dict[str, int] = {}
-    for part, kept in _parts(network, partition, keep):
-        before = set(edits.keep.get(part.name, range(part.num_units)))
+    parts = _parts(network, partition, keep)
+    new_keep = {}
+    for part, kept in parts:
+        before = _before(network, partition, part)
+        new_keep[part.name] = tuple(sorted(_base(partition, part)[unit] for unit in kept))
         if not kept <= before:
             raise ModelError(f"{part.name} can't keep {sorted(kept - before)}, which an earlier slice removed")
         for unit, (name, num_outputs) in enumerate(part.blocks):
             if unit in before and unit not in kept:
                 skips[name] = num_outputs
-        for member in part.members:
-            layer = _layer(module, member.layer)
-            if layer is None:
-                continue  # it went with a skipped block
-            present = [unit for unit in member.units if unit < 0 or unit in before]
-            dropped = [index for index, unit in enumerate(present) if unit >= 0 and unit not in kept]
-            if dropped:
-                remove_channels(layer, member.side, dropped)
-                for side in ("out", "in"):
-                    widths.setdefault(member.layer, {})[side] = num_channels(layer, side)
         for (owner, attribute), amount in part.per_unit.items():
             holder = _layer(module, owner)
             if holder is not None and len(kept) < len(before):
                 setattr(holder, attribute, amount * len(kept))
                 attributes.setdefault(owner, {})[attribute] = amount * len(kept)
+    for (name, side), dropped in _dropped(network, partition, parts).items():
+        layer = _layer(module, name)
+        if layer is None:
+            continue  # it went with a skipped block
+        if dropped:
+            remove_channels(layer, side, dropped)
+            for which in ("out", "in"):
+                widths.setdefault(name, {})[which] = num_channels(layer, which)
     skip_blocks(module, skips)
     return network.replace(
         module=module,
@@ -78,9 +80,50 @@ def slice_network(network: Network, partition: Partition, keep: Keep) -> Network
             widths=widths,
             attributes=attributes,
             skips={**edits.skips, **skips},
-            keep={**edits.keep, **{name: tuple(sorted(kept)) for name, kept in keep.items()}},
+            keep={**edits.keep, **new_keep},
         ),
     )
+
+
+def _copy(module: nn.Module, share_weights: bool) -> nn.Module:
+    shared = [*module.parameters(), *module.buffers()] if share_weights else []
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in shared})
+
+
+def _base(partition: Partition, part: Module) -> Any:
+    return partition.base.get(part.name) or range(part.num_units)
+
+
+def _before(network: Network, partition: Partition, part: Module) -> set[int]:
+    """The units of a part that earlier slices left."""
+    base = _base(partition, part)
+    left = set(network.edits.keep.get(part.name, base))
+    return {unit for unit in range(part.num_units) if base[unit] in left}
+
+
+def _dropped(network: Network, partition: Partition, parts: Any) -> dict[tuple[str, Any], list[int]]:
+    """For every layer and side, the channels to drop, numbered as they are now; several modules may share a side."""
+    kept_by = {part.name: kept for part, kept in parts}
+    sides: dict[tuple[str, Any], list[tuple[tuple[int, ...], set[int], set[int]]]] = {}
+    for part in partition:
+        before = _before(network, partition, part)
+        for member in part.members:
+            sides.setdefault((member.layer, member.side), []).append(
+                (member.units, before, kept_by.get(part.name, before))
+            )
+    result = {}
+    for key, owners in sides.items():
+        present = [
+            all(units[channel] < 0 or units[channel] in before for units, before, _ in owners)
+            for channel in range(len(owners[0][0]))
+        ]
+        now = [channel for channel, there in enumerate(present) if there]
+        result[key] = [
+            index
+            for index, channel in enumerate(now)
+            if any(units[channel] >= 0 and units[channel] not in kept for units, _, kept in owners)
+        ]
+    return result
 
 
 def _parts(network: Network, partition: Partition, keep: Keep) -> list[tuple[Module, set[int]]]:

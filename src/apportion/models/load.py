@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from apportion.errors import ModelError
-from apportion.models import backbones as backbones  # its architectures become known to transformers
+from apportion.models import backbones  # its architectures become known to transformers
 from apportion.models.channels import num_channels, remove_channels
 from apportion.models.network import Edits, Network, Origin, Readout
 from apportion.models.registry import BUILT_IN, find_packaged
@@ -32,8 +33,9 @@ def load(ref: str, *, batch: int = 1, tokens: int = 64, seed: int = 0, factory: 
     """Loads a model on the CPU in evaluation mode.
 
     Args:
-        ref: a built-in name (``minilm``, ``efficientnet-lite0``, …), a folder with ``config.json`` and safetensors, a folder written by
-            ``models.save``, or ``module.path:factory``, a function returning ``(module, example inputs)``.
+        ref: a built-in name (``minilm``, ``efficientnet-lite0``, …), a folder with ``config.json`` and safetensors, a
+            folder written by ``models.save``, or ``module.path:factory``, a function returning
+            ``(module, example inputs)``.
         batch: examples in the inputs that the model is traced and priced at.
         tokens: length of those inputs for text models.
         seed: of the example inputs.
@@ -44,6 +46,10 @@ def load(ref: str, *, batch: int = 1, tokens: int = 64, seed: int = 0, factory: 
     if ref in BUILT_IN:
         return _from_folder(ref, find_packaged(ref), batch, tokens, seed)
     path = Path(ref)
+    try:
+        path.exists()
+    except OSError as error:
+        raise ModelError(f"no model {ref[:40]!r}… ({error.strerror}); give a folder") from None
     if path.is_dir():
         if (path / EDITS_FILE).is_file():
             return _from_saved(ref, path, batch, tokens, seed, factory)
@@ -82,7 +88,7 @@ def _from_folder(ref: str, folder: Path, batch: int, tokens: int, seed: int) -> 
                 output_loading_info=True,
             )
     except Exception as error:  # the library raises many kinds for a mismatch
-        raise ModelError(f"{folder}: the weights don't fit the config ({_first_line(error)})") from None
+        raise ModelError(f"{folder}: the weights don't fit the config ({_first_line(error)}); fetch it again") from None
     if info["missing_keys"]:
         raise ModelError(f"{folder} lacks the weights of {sorted(info['missing_keys'])[0]!r}; fetch it again")
     return _network(ref, folder, module.eval(), batch, tokens, seed)
@@ -115,6 +121,17 @@ def _from_saved(ref: str, folder: Path, batch: int, tokens: int, seed: int, fact
         module = network.module
     else:
         config, model_class = _config(folder)
+        with torch.device("meta"):
+            plan = _build(folder, config, model_class, headers)
+        edits = _read_edits(folder, fields)
+        for name, tensor in plan.state_dict().items():  # a layer that was not cut must fit as it is
+            cut = name.rpartition(".")[0] in edits.widths or any(name.startswith(f"{skip}.") for skip in edits.skips)
+            if not cut and name in headers and headers[name].shape != tuple(tensor.shape):
+                raise ModelError(
+                    f"{path}: {name!r} has {list(headers[name].shape)}, not {list(tensor.shape)}; save it again"
+                )
+        _apply_edits(folder, plan, edits)
+        _check_weights(path, plan, headers, fields.get("tied"))
         with _Quiet(), no_init_weights():
             module = _build(folder, config, model_class, headers)
         network = _network(ref, folder, module.eval(), batch, tokens, seed)
@@ -132,8 +149,10 @@ def _saved_readout(fields: Mapping[str, Any]) -> Readout:
 def _from_factory(ref: str, readout: Readout | None = None) -> Network:
     module_name, _, function = ref.partition(":")
     try:
-        made = getattr(importlib.import_module(module_name), function)()
-    except (ImportError, AttributeError) as error:
+        make = getattr(importlib.import_module(module_name), function)
+        inspect.signature(make).bind()
+        made = make()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ModelError(f"can't call the factory {ref!r} ({error}); write it as module.path:function") from None
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if isinstance(inputs, Tensor):
@@ -159,32 +178,48 @@ def _shape(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
 
 def _config(folder: Path) -> tuple[Any, Any]:
     fields = read_json(folder / "config.json")
+    for key in ("num_labels", "image_size"):
+        sides = fields.get(key, 1)
+        sides = sides if isinstance(sides, list) else [sides]
+        if len(sides) not in (1, 2) or any(type(n) is int and not 0 <= n <= 10**5 for n in sides):
+            raise ModelError(f"{folder}/config.json has {key} {fields[key]}; fetch it again")
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f"{folder}/config.json describes no known architecture ({_first_line(error)})") from None
+        raise ModelError(
+            f"{folder}/config.json describes no known architecture ({_first_line(error)}); fetch it again"
+        ) from None
     architectures = fields.get("architectures") or [""]
     name = architectures[0] if isinstance(architectures, list) else ""
-    model_class = getattr(transformers, name, None) if isinstance(name, str) and name else None
-    if model_class is None:
+    model_class = None
+    if isinstance(name, str) and name:
+        model_class = backbones.ARCHITECTURES.get(name) or getattr(transformers, name, None)
+    if not name:
         mapped = transformers.MODEL_MAPPING.get(type(config), None)
         model_class = mapped[0] if isinstance(mapped, tuple) else mapped
     if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
-        raise ModelError(f"{folder}/config.json names the architecture {name!r}, which transformers does not have")
+        raise ModelError(
+            f"{folder}/config.json names the architecture {name!r}, which transformers does not have; "
+            "upgrade it or fetch another model"
+        )
     return config, model_class
 
 
 def _build(folder: Path, config: Any, model_class: Any, headers: Mapping[str, TensorInfo]) -> Any:
     """An instance without weights; the number of layers is checked first, as each one costs time and memory."""
     layers = [value for name, value in vars(config).items() if "layer" in name and type(value) is int]
-    if layers and max(layers) > len(headers):
+    for name, value in vars(config).items():
+        if ("depth" in name or "repeat" in name) and isinstance(value, list):
+            layers += [n for n in value if type(n) is int]
+    if layers and (max(layers) > len(headers) or min(layers) < 0):
         raise ModelError(
-            f"{folder}/config.json speaks of {max(layers)} layers, but its files hold {len(headers)} tensors"
+            f"{folder}/config.json speaks of {max(layers)} layers, but its files hold {len(headers)} tensors; "
+            "fetch it again"
         )
     try:
         return model_class(config)
     except Exception as error:
-        raise ModelError(f"{folder}/config.json can't be built ({_first_line(error)})") from None
+        raise ModelError(f"{folder}/config.json can't be built ({_first_line(error)}); fetch it again") from None
 
 
 def _readout(class_name: str) -> Readout:
@@ -232,7 +267,7 @@ def _read_edits(folder: Path, fields: Mapping[str, Any]) -> Edits:
             skips={name: int(n) for name, n in fields["skips"].items()},
             keep={name: tuple(int(unit) for unit in units) for name, units in fields["keep"].items()},
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise ModelError(f"{folder}/{EDITS_FILE} can't be read; save the model again") from None
 
 
@@ -258,7 +293,7 @@ def _apply_edits(folder: Path, module: nn.Module, edits: Edits) -> None:
                     raise ValueError(f"{owner!r} can't have {name}={value}")
                 setattr(part, name, value)
         for name, num_outputs in edits.skips.items():
-            if _existing(module, name) is None or not 0 <= num_outputs <= 16:
+            if not name or _existing(module, name) is None or not 0 <= num_outputs <= 16:
                 raise ValueError(f"no block {name!r}")
         skip_blocks(module, edits.skips)
     except (ValueError, KeyError, AttributeError) as error:
@@ -267,16 +302,40 @@ def _apply_edits(folder: Path, module: nn.Module, edits: Edits) -> None:
         ) from None
 
 
-def _load_weights(path: Path, module: nn.Module, headers: Mapping[str, TensorInfo], tied: Any) -> None:
-    aliases = tied if isinstance(tied, dict) else {}
-    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    for name, shape in expected.items():
+_DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
+
+
+def _check_weights(path: Path, module: nn.Module, headers: Mapping[str, TensorInfo], tied: Any) -> dict[str, str]:
+    aliases = (
+        {k: v for k, v in tied.items() if isinstance(v, str) and k not in headers} if isinstance(tied, dict) else {}
+    )
+    if isinstance(tied, dict) and len(aliases) != len(tied):
+        raise ModelError(f"{path}: {next(k for k in tied if k not in aliases)!r} can't be tied; save the model again")
+    expected = module.state_dict()
+    for name, tensor in expected.items():
         stored = headers.get(aliases.get(name, name))
-        if stored is None or stored.shape != shape:
-            given = "lacks it" if stored is None else f"has {list(stored.shape)}"
-            raise ModelError(f"{path}: tensor {name!r} should have the shape {list(shape)}, but the file {given}")
+        if (
+            stored is None
+            or stored.shape != tuple(tensor.shape)
+            or stored.dtype != _DTYPES.get(tensor.dtype, stored.dtype)
+        ):
+            given = "lacks it" if stored is None else f"has {list(stored.shape)} of {stored.dtype}"
+            raise ModelError(
+                f"{path}: tensor {name!r} should have the shape {list(tensor.shape)}, but the file {given}; "
+                "save the model again"
+            )
+    unused = set(headers) - {aliases.get(name, name) for name in expected}
+    if unused:
+        raise ModelError(f"{path}: nothing takes the tensor {min(unused)!r}; save the model again")
+    return aliases
+
+
+def _load_weights(path: Path, module: nn.Module, headers: Mapping[str, TensorInfo], tied: Any) -> None:
+    aliases = _check_weights(path, module, headers, tied)
     state = load_file(path)
-    module.load_state_dict({name: state[aliases.get(name, name)] for name in expected}, strict=True)
+    module.load_state_dict({name: state[aliases.get(name, name)] for name in module.state_dict()}, strict=True)
+    if hasattr(module, "tie_weights"):
+        module.tie_weights()
 
 
 def _existing(module: nn.Module, name: str) -> nn.Module | None:

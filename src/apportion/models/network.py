@@ -59,7 +59,7 @@ class Network:
 
 def forward(module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
     """Runs a module on named inputs; inputs named ``0``, ``1``, … are passed by position."""
-    positional = [inputs[key] for key in sorted(inputs, key=str) if key.isdigit()]
+    positional = [inputs[key] for key in sorted((key for key in inputs if key.isdigit()), key=int)]
     named = {key: value for key, value in inputs.items() if not key.isdigit()}
     if "use_cache" in getattr(getattr(module, "config", None), "__dict__", {}):
         named["use_cache"] = False
@@ -70,7 +70,8 @@ def forward(module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
 def traceable(module: nn.Module) -> Iterator[None]:
     """Makes every forward pass leave an autograd graph, in evaluation mode; puts all back afterwards."""
     frozen = [p for p in module.parameters() if not p.requires_grad and p.is_floating_point()]
-    was_training = module.training
+    was_training = [part for part in module.modules() if part.training]
+    module.eval()
     for parameter in frozen:
         parameter.requires_grad_(True)
     try:
@@ -79,7 +80,8 @@ def traceable(module: nn.Module) -> Iterator[None]:
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)
-        module.train(was_training)
+        for part in was_training:
+            part.training = True
 
 
 def float_outputs(output: Any) -> list[Tensor]:

@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from apportion.errors import ModelError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -75,8 +77,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         header = json.loads(raw)
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         infos = {name: _info(entry) for name, entry in entries.items()}
-        spans = sorted((entry["data_offsets"][0], entry["data_offsets"][1], name) for name, entry in entries.items())
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+        spans = sorted((*_offsets(entry), name) for name, entry in entries.items())
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
         raise ModelError(
             f"{path} has a header that can't be read; it is not a safetensors file: fetch it again"
         ) from None
@@ -84,13 +86,28 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     for begin, end, name in spans:
         info = infos[name]
         if begin != position or (end - begin) * 8 != math.prod(info.shape) * _DTYPE_BITS[info.dtype]:
-            raise ModelError(f"{path}: tensor {name!r} claims bytes {begin} to {end}, which don't fit its shape")
+            raise ModelError(
+                f"{path}: tensor {name!r} claims bytes {begin} to {end}, which don't fit its shape; fetch it again"
+            )
         position = end
     if position != size - 8 - length:
         raise ModelError(
-            f"{path} declares {position} bytes of tensors but holds {size - 8 - length}; it was cut short or altered"
+            f"{path} declares {position} bytes of tensors but holds {size - 8 - length}; it was cut short or altered: "
+            "fetch it again"
         )
+    try:
+        with safe_open(path, framework="pt"):  # the reader that will load it must agree
+            pass
+    except SafetensorError:
+        raise ModelError(f"{path} has a header that safetensors does not read; fetch it again") from None
     return infos
+
+
+def _offsets(entry: dict[str, object]) -> tuple[int, int]:
+    begin, end = entry["data_offsets"]  # type: ignore[misc]
+    if type(begin) is not int or type(end) is not int:
+        raise ValueError
+    return begin, end
 
 
 def _info(entry: dict[str, object]) -> TensorInfo:
@@ -106,7 +123,7 @@ def read_json(path: Path) -> dict[str, object]:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; give a folder with config.json and model.safetensors") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelError(f"{path} can't be read as JSON ({error}); fetch it again") from None
     if not isinstance(fields, dict):
         raise ModelError(f"{path} holds no JSON object; fetch it again")
@@ -120,8 +137,13 @@ def weight_files(folder: Path) -> list[Path]:
         return [single]
     if index.is_file():
         weights = read_json(index).get("weight_map")
-        names = set(weights.values()) if isinstance(weights, dict) else set()
-        if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+        named = list(weights.values()) if isinstance(weights, dict) else []
+        names = {name for name in named if isinstance(name, str) and Path(name).name == name}
+        if (
+            not names
+            or any(name not in names for name in named if isinstance(name, str))
+            or len(named) != sum(isinstance(name, str) for name in named)
+        ):
             raise ModelError(f"{index} names no shards, or shards outside its folder; fetch it again")
         return [folder / name for name in sorted(names)]
     for path in sorted(folder.iterdir()):

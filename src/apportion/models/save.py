@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from apportion.errors import ModelError
 from apportion.models.load import EDITS_FILE, FORMAT
 from apportion.models.network import Network
 
@@ -28,6 +29,8 @@ _COMPANIONS = (
 def save(network: Network, folder: Path) -> None:
     """Writes a folder that ``models.load`` reads back bit for bit; the folder appears whole or not at all."""
     folder = Path(folder)
+    if folder.exists() and not (folder / EDITS_FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ModelError(f"{folder} holds something else than a saved model; name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
@@ -37,7 +40,12 @@ def save(network: Network, folder: Path) -> None:
         old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
         if folder.exists():
             folder.rename(old)
-        draft.rename(folder)
+        try:
+            draft.rename(folder)
+        except BaseException:
+            if old.exists():
+                old.rename(folder)
+            raise
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -48,6 +56,7 @@ def _write(network: Network, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if network.origin.factory is None:
         config = network.module.config.to_dict()  # type: ignore[operator, union-attr]
+        config.pop("_name_or_path", None)  # where it lay is no part of the model
         config["architectures"] = [type(network.module).__name__]
         _write_json(folder / "config.json", config)
     for name in _COMPANIONS:
@@ -78,11 +87,11 @@ def _write(network: Network, folder: Path) -> None:
 
 def _untied(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Each tensor once, and the names that share one."""
-    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    first: dict[object, str] = {}
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     for name, tensor in state.items():
-        key = (tensor.data_ptr(), tuple(tensor.shape))
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         if tensor.numel() and key in first:
             tied[name] = first[key]
         else:

@@ -79,7 +79,7 @@ def find_blocks(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, di
             blocks.setdefault(list_name, {})[name] = num_outputs
     for outer in list(blocks):  # a stage of blocks passes its input through, too; its blocks are the finer choice
         for name in list(blocks[outer]):
-            if any(inner.startswith(f"{name}.") for inner in blocks):
+            if any(f"{inner}.".startswith(f"{name}.") for inner in blocks):
                 del blocks[outer][name]
         if not blocks[outer]:
             del blocks[outer]

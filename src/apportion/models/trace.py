@@ -16,6 +16,7 @@ from typing import Any
 import torch_pruning as tp
 from torch import Tensor, nn
 from torch_pruning import ops
+from torch_pruning.dependency import graph as tp_graph
 from transformers.pytorch_utils import Conv1D
 
 from apportion.errors import TraceError
@@ -82,12 +83,13 @@ def trace(module: nn.Module, inputs: Mapping[str, Tensor]) -> Trace:
             region.producers | region.consumers,
             shared,
         )
-    for group in _channel_groups(graph, in_attention):
+    for group in _channel_groups(graph, in_attention, result.refused, names):
         root = group[0].dep.target.module
         _add(result, lambda group=group: _channels(graph, names, group), names, {root}, shared)
     result.coupled.sort(key=lambda coupled: min(position[layer] for layer, _ in coupled.units))
     if not result.coupled:
-        layer, reason = next(iter(result.refused.items()), ("the model", "has no linear or convolution layer"))
+        reasons = sorted(result.refused.items(), key=lambda pair: "leave the model" in pair[1])
+        layer, reason = next(iter(reasons), ("the model", "has no linear or convolution layer"))
         raise TraceError(f"no part of the model can be sliced: {layer}: {reason}")
     return result
 
@@ -123,7 +125,8 @@ def _dependency_graph(module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         raise
     except Exception as error:  # whatever a user's forward may raise
         where = _innermost(error)
-        raise TraceError(f"can't trace the model: {where} failed with {type(error).__name__}: {error}") from error
+        first = (str(error).strip().splitlines() or ["no reason given"])[0]
+        raise TraceError(f"can't trace the model: {where} failed with {type(error).__name__}: {first}") from error
     return graph
 
 
@@ -158,10 +161,39 @@ def _shared_weights(module: nn.Module) -> set[nn.Module]:
 # ---------------------------------------------------------------- channels and neurons
 
 
-def _channel_groups(graph: Any, in_attention: set[nn.Module]) -> Iterator[Any]:
+def _channel_groups(graph: Any, in_attention: set[nn.Module], refused: Any, names: Any) -> Iterator[Any]:
     """All channel groups but those of attention projections, whose channels can't be followed one by one."""
     roots = (nn.Linear, nn.modules.conv._ConvNd, Conv1D)
-    yield from graph.get_all_groups(ignored_layers=list(in_attention), root_module_types=roots)
+    most = 200 * len(graph.module2node)
+
+    class Limited(tp_graph.Group):
+        def add_dep(self, dep: Any, idxs: Any) -> None:
+            if len(self._group) > most:
+                raise _Refused("its channels lead around in circles")
+            super().add_dep(dep, idxs)
+
+    visited: list[Any] = []
+    original, tp_graph.Group = tp_graph.Group, Limited
+    try:
+        for layer in list(graph.module2node):
+            if layer in in_attention or not isinstance(layer, roots) or any(layer is v for v in visited):
+                continue
+            pruner = graph.get_pruner_of_module(layer)
+            if pruner is None or pruner.get_out_channels(layer) is None:
+                continue
+            try:
+                group = graph.get_pruning_group(
+                    layer, pruner.prune_out_channels, list(range(pruner.get_out_channels(layer)))
+                )
+            except _Refused as refusal:
+                refused[names[layer]] = str(refusal)
+                continue
+            outs = [dep.target.module for dep, _ in group if graph.is_out_channel_pruning_fn(dep.handler)]
+            visited += outs
+            if not any(out in in_attention for out in outs):
+                yield group
+    finally:
+        tp_graph.Group = original
 
 
 def _channels(graph: Any, names: Mapping[Any, str], group: Any) -> Coupled:
@@ -173,10 +205,19 @@ def _channels(graph: Any, names: Mapping[Any, str], group: Any) -> Coupled:
     if closure == {0}:
         _collect(graph, names, group, units, lambda item: item.root_idxs)
     else:  # one layer feeds several parts that are combined again, as in fused gated MLPs: close each unit by itself
-        num_units //= len(closure)
-        for unit in range(num_units):
-            one = graph.get_pruning_group(root, group[0].dep.handler, [unit])
+        seen: set[int] = set()
+        unit = -1
+        for first in range(num_units):
+            if first in seen:
+                continue
+            unit += 1
+            one = graph.get_pruning_group(root, group[0].dep.handler, [first])
+            closed = {i for dep, idxs in one if dep.target.module is root for i in idxs}
+            if len(closed) != len(closure) or closed & seen or first not in closed:
+                raise _Refused("its channels depend on each other in no regular way")
+            seen |= closed
             _collect(graph, names, one, units, lambda item, unit=unit: [unit] * len(item.idxs))
+        num_units = unit + 1
     consumers = [name for name, side in units if side == "in" and mixes_channels(_find(names, name))]
     if not consumers:
         raise _Refused("its channels leave the model")
@@ -207,6 +248,8 @@ def _collect(graph: Any, names: Mapping[Any, str], group: Any, units: Any, unit_
             side = "out"
         whole = units.setdefault((names[layer], side), [-1] * num_channels(layer, side))
         for index, unit in zip(item.idxs, unit_of(item), strict=True):
+            if not 0 <= index < len(whole):
+                raise _Refused(f"its channels can't be followed to {names[layer]}")
             whole[index] = unit
 
 
@@ -250,7 +293,7 @@ def _attention_regions(graph: Any) -> list[_Region]:
                     elif id(neighbour) not in seen and not isinstance(layer, nn.Parameter):
                         seen.add(id(neighbour))
                         stack.append(neighbour)
-        if region.producers and region.consumers:
+        if region.producers and region.consumers and region not in regions:
             regions.append(region)
     return regions
 

@@ -2,4 +2,6 @@
 
 from apportion.models.backbones.efficientnet_lite import EfficientNetLiteConfig, EfficientNetLiteModel
 
-__all__ = ["EfficientNetLiteConfig", "EfficientNetLiteModel"]
+ARCHITECTURES = {"EfficientNetLiteModel": EfficientNetLiteModel}
+
+__all__ = ["ARCHITECTURES", "EfficientNetLiteConfig", "EfficientNetLiteModel"]

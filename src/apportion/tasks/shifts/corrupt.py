@@ -24,9 +24,7 @@ def corruptions(kind: Kind) -> tuple[str, ...]:
 def corrupt(domain: Domain, name: str, severity: int, *, seed: int = 0) -> Domain:
     """The domain under a corruption of severity 1 to 5; the same row is changed in the same way every time."""
     if name not in corruptions(domain.kind):
-        raise DataError(
-            f"no corruption {name!r} of {domain.kind}s; there are {', '.join(corruptions(domain.kind))}"
-        )
+        raise DataError(f"no corruption {name!r} of {domain.kind}s; there are {', '.join(corruptions(domain.kind))}")
     if severity not in SEVERITIES:
         raise DataError(f"severity {severity} is not possible; give 1 to 5")
     change = WORD_CORRUPTIONS[name] if domain.kind == "text" else PIXEL_CORRUPTIONS[name]

@@ -61,9 +61,7 @@ def test_lite0_still_computes_what_the_published_code_computed():
     # Read from efficientnet_lite_pytorch 0.1.0, from which our features differed by 0.0 when compared by hand.
     places = [31, 71, 140, 600, 747, 957, 1190, 1259]
     expected = torch.tensor([3.56106, 5.85060, 3.44572, 4.34733, 3.43056, 3.79487, 3.44191, 5.49072])
-    torch.testing.assert_close(
-        output.pooler_output[0, places], expected, atol=1e-4, rtol=1e-4
-    )
+    torch.testing.assert_close(output.pooler_output[0, places], expected, atol=1e-4, rtol=1e-4)
     assert sum(p.numel() for p in network.module.parameters()) == 4_652_008 - 1_281_000  # without its classifier
 
 

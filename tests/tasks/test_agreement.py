@@ -94,3 +94,24 @@ def test_data_that_does_not_fit_the_model_is_refused(tmp_path, make, message):
     with pytest.raises(ApportionError, match=message):
         load_splits(network, make(tmp_path), seed=0)
     assert issubclass(DataError, ApportionError)
+
+
+@pytest.mark.usefixtures("pillow")
+def test_a_folder_of_images_is_data_for_an_image_model(tmp_path, pillow):
+    for label in "ab":
+        (tmp_path / "mine" / label).mkdir(parents=True)
+        for place in range(10):
+            pillow.new("RGB", (20, 20), (10 * place, 0, 100)).save(tmp_path / "mine" / label / f"{place}.png")
+    network = load("tests.factories:small_cnn")
+    splits = load_splits(network, str(tmp_path / "mine"), seed=0)
+    assert splits.report.batches[0]["0"].shape[1:] == (3, 16, 16)
+    assert len(splits.calibration) + len(splits.selection) + len(splits.report) <= 20
+    assert Agreement(network, splits.report).read(network).value == 1.0
+
+
+@pytest.mark.usefixtures("minilm_installed")
+def test_a_domain_of_texts_is_data_for_a_text_model_only():
+    network = load("minilm")
+    assert "of chatterbot" in load_splits(network, "chatterbot", seed=0).report.description
+    with pytest.raises(DataError, match="chatterbot holds texts, but the model takes images"):
+        load_splits(load("tests.factories:small_cnn"), "chatterbot", seed=0)

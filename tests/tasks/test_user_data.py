@@ -39,10 +39,14 @@ def test_every_table_gives_the_same_domain(tmp_path, ending):
 
 
 def test_other_column_names_can_be_given(tmp_path):
-    path = write(tmp_path / "mine.csv", text="phrase", label="kind")
-    with pytest.raises(DataError, match="columns phrase, kind, not a text column"):
-        load_domain(path)
-    assert len(load_domain(path, text_column="phrase", label_column="kind")) == 4
+    path = tmp_path / "mine.csv"
+    path.write_text("phrase,answer,kind\none,two,a\nthree,four,b\n")
+    with pytest.raises(DataError, match="columns phrase, answer, kind, not a text column"):
+        load_domain(str(path))
+    domain = load_domain(str(path), text_column="phrase", label_column="kind")
+    assert list(domain.content) == ["one", "three"]
+    answers = load_domain(str(path), text_column="answer", label_column="kind")
+    assert answers.checksum != domain.checksum  # other columns are another domain
 
 
 def test_repeated_rows_are_counted_and_refused_when_strict(tmp_path):
@@ -105,9 +109,10 @@ def test_an_unreadable_image_is_named_and_counted_or_refused(tmp_path, pillow):
     whole = png(pillow, side=64)
     (folder / "red" / "broken.png").write_bytes(whole[: len(whole) // 2])
     (folder / "red" / "text.jpg").write_bytes(b"no image at all")
+    (folder / "red" / "program.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
     domain = load_domain(str(folder))
     assert len(domain) == 6
-    assert "2 unreadable images" in domain.notes[0]
+    assert "3 unreadable images" in domain.notes[0]  # PostScript, which would be run, is no image here
     assert "red/broken.png" in domain.notes[0]
     with pytest.raises(DataError, match=r"red/broken\.png is unreadable"):
         load_domain(str(folder), strict=True)

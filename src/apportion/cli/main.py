@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from apportion.cli import fit, measure, targets, tasks, verify
+from apportion.cli import audit, calibrate, fit, measure, targets, tasks, verify
 from apportion.errors import ApportionError, Exit
 
 _INTERRUPTED = "interrupted; start it again with the same -o folder to go on"
@@ -26,6 +26,8 @@ app.command("fit", help=fit.HELP)(fit.command)
 app.command("verify", help=verify.HELP)(verify.command)
 app.command("measure", help=measure.HELP)(measure.command)
 app.command("targets", help=targets.HELP)(targets.command)
+app.command("calibrate", help=calibrate.HELP)(calibrate.command)
+app.command("audit", help=audit.HELP)(audit.command)
 app.add_typer(tasks.app, name="tasks")
 
 

@@ -1,4 +1,4 @@
-"""Examples as batches of model inputs: tokenised texts, or tensors from a safetensors file."""
+"""Examples as batches of model inputs: tokenised texts, images, or tensors of a safetensors file, without labels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -15,6 +16,9 @@ from torch import Tensor
 from apportion.errors import DataError
 from apportion.models.network import Network
 from apportion.models.safefile import read_header
+from apportion.tasks.domain import Kind
+from apportion.tasks.domains import BUILT_IN, load_domain
+from apportion.tasks.features import image_inputs
 from apportion.tasks.texts import demo_texts, load_texts
 
 Batch = dict[str, Tensor]
@@ -49,11 +53,16 @@ def load_splits(
     """
     generator = torch.Generator().manual_seed(seed)
     if network.takes_text:
-        texts = load_texts(Path(data)) if data else demo_texts()
+        if data in BUILT_IN:
+            texts = _contents(data, "text")
+        else:
+            texts = load_texts(Path(data)) if data else demo_texts()
         return _from_texts(network, texts, data or "the demo's texts", generator, sizes)
     if data is None:
         wanted = ", ".join(name if not name.isdigit() else f"input {name}" for name in network.inputs)
         raise DataError(f"this model takes {wanted}; give --data FILE.safetensors with tensors of these names")
+    if data in BUILT_IN or Path(data).is_dir() or Path(data).suffix == ".zip":
+        return _from_images(network, data, generator, sizes)
     return _from_tensors(network, Path(data), generator, sizes)
 
 
@@ -83,6 +92,28 @@ def _from_texts(
             batches.append({key: encoded[key] for key in network.inputs if key in encoded})
         parts.append(Examples(tuple(batches), f"{len(chosen)} of {name}"))
     return Splits(*parts)
+
+
+def _from_images(network: Network, data: str, generator: torch.Generator, sizes: tuple[int, int, int]) -> Splits:
+    """Images of a domain or of a user's class folders; their labels are not used."""
+    images = _contents(data, "image")
+    parts = []
+    for rows in _shares(len(images), generator, sizes):
+        batches = tuple(
+            image_inputs(network, [images[row] for row in rows[start : start + 32]])
+            for start in range(0, len(rows), 32)
+        )
+        parts.append(Examples(batches, f"{len(rows)} of {data}"))
+    return Splits(*parts)
+
+
+def _contents(data: str, kind: Kind) -> Sequence[Any]:
+    domain = load_domain(data)
+    if domain.kind != kind:
+        raise DataError(
+            f"{data} holds {domain.kind}s, but the model takes {kind}s; choose another (apportion tasks list)"
+        )
+    return domain.content
 
 
 def _from_tensors(network: Network, path: Path, generator: torch.Generator, sizes: tuple[int, int, int]) -> Splits:

@@ -48,13 +48,15 @@ def features(
     wanted = np.arange(len(domain)) if rows is None else np.unique(rows)
     if network.takes_text != (domain.kind == "text"):
         raise DataError(f"{domain.name} holds {domain.kind}s, which {network.origin.ref} does not take; choose another")
-    key = {
+    key: dict[str, object] = {
         "network": network_digest(network),
         "domain": domain.checksum,
         "rows": hashlib.sha256(wanted.tobytes()).hexdigest(),
         "reading": READING,
         "preprocessing": _preprocessing(network) if domain.kind == "image" else MAX_TOKENS,
     }
+    if domain.kind == "text":
+        key["domain"] = _texts_digest(domain)
 
     def make() -> Arrays:
         with (progress or Silent()).stage(f"{domain.name} features") as update:
@@ -118,7 +120,7 @@ def tokenise(network: Network, domain: Domain) -> Tokens:
         raise DataError(f"{network.origin.ref} has no tokenizer.json; give a model folder that holds one")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     key = {
-        "domain": domain.checksum,
+        "texts": _texts_digest(domain),
         "tokenizer": file_digest(folder / "tokenizer.json"),
         "max_tokens": MAX_TOKENS,
     }
@@ -131,6 +133,10 @@ def tokenise(network: Network, domain: Domain) -> Tokens:
         }
 
     return Tokens(cached("tokens", key, make), tokenizer.pad_token_id or 0)
+
+
+def _texts_digest(domain: Domain) -> str:
+    return hashlib.sha256("\0".join(domain.content).encode()).hexdigest()
 
 
 def _image_features(network: Network, domain: Domain, rows: Rows, batch: int, update: Update) -> NDArray[np.float32]:

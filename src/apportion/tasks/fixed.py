@@ -18,7 +18,7 @@ SHOTS = (5, 10)
 
 @dataclass(frozen=True)
 class Fixed:
-    """A domain with every row of the file kept, and the one episode that the published comparison is about."""
+    """A domain with the fixed and the test rows, repeated or not, and the one episode of the published comparison."""
 
     domain: Domain
     episode: Episode
@@ -28,23 +28,23 @@ def fixed_split(name: str, shots: int) -> Fixed:
     """All classes, the published support rows, and the full test set, in the order of the file."""
     if name not in FIXED or shots not in SHOTS:
         raise DataError(f"no fixed split {name!r} of {shots} shots; there are {' and '.join(FIXED)} of 5 and 10")
-    rows = [row for row in rows_of(name) if row[0] in (f"train_{shots}", "test")]
-    classes = tuple(dict.fromkeys(label for split, label, _ in rows if split != "test"))
+    rows = [row for row in rows_of(name) if row[0] in ("train_5", "train_10", "test")]
+    classes = tuple(dict.fromkeys(label for split, label, _ in rows if split == "train_5"))
     index = {label: place for place, label in enumerate(classes)}
     label_N = np.array([index[label] for _, label, _ in rows], dtype=np.int64)
-    is_test_N = np.array([split == "test" for split, _, _ in rows])
+    split_N = np.array([split for split, _, _ in rows])
     domain = Domain(
-        name=f"{name}-{shots}shot",
+        name=f"{name}-fixed",
         kind="text",
         classes=classes,
         label_N=label_N,
         content=tuple(text for _, _, text in rows),
         licence=SOURCES[name].licence,
         provenance=SOURCES[name].provenance,
-        checksum=f"{SOURCES[name].digest}-{shots}",
-        split_N=np.array([split for split, _, _ in rows]),
+        checksum=f"{SOURCES[name].digest}-fixed",
+        split_N=split_N,
     )
-    support, query = np.flatnonzero(~is_test_N), np.flatnonzero(is_test_N)
+    support, query = np.flatnonzero(split_N == f"train_{shots}"), np.flatnonzero(split_N == "test")
     episode = Episode(
         domain=domain.name,
         class_W=np.arange(len(classes)),

@@ -82,7 +82,7 @@ class Logistic:
     .. math:: \min_{W, b} \frac{1}{S} \sum_i -\log \mathrm{softmax}(W^\top f_i + b)_{y_i} + \frac{\lambda}{2} \|W\|_F^2
     """
 
-    penalty: float = 1e-3
+    penalty: float = 1e-4  # chosen on the validation splits of BANKING77 and CLINC150
     max_steps: int = 200
 
     def score(self, support_SD: Tensor, label_S: Tensor, query_QD: Tensor, ways: int) -> Tensor:

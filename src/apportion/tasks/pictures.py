@@ -15,6 +15,7 @@ from apportion.tasks.cache import Arrays
 
 MAX_PIXELS = 100_000_000
 DECODER = 1  # raised when decoding changes, so that old caches are not used
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")  # by content; others, such as EPS, can start programs
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif")
 Image = NDArray[np.uint8]
 
@@ -50,7 +51,7 @@ def decode(data: bytes, *, max_side: int | None = None) -> Image:
     """
     library = pillow()
     try:
-        with library.open(io.BytesIO(data)) as image:
+        with library.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{image.width} × {image.height} pixels are more than {MAX_PIXELS}")
             if max_side is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ def load_table(
         splits=[str(row.get("split", "")) for row in rows] if "split" in columns else None,
         licence="the user's",
         provenance=f"table {path.name}",
-        checksum=file_digest(path),
+        checksum=hashlib.sha256(f"{file_digest(path)}/{text}/{label}".encode()).hexdigest(),
         strict=strict,
     )
 

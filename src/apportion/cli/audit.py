@@ -1,0 +1,49 @@
+"""``apportion audit``: try a profile on configurations it has not seen, measured now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apportion.errors import Exit
+
+HELP = """Judge a PROFILE on configurations it has not seen, measured now: error, coverage of its bound, ranking.
+
+Example: apportion audit minilm-ort.json --plot audit.html
+"""
+
+
+def command(
+    profile: Annotated[Path, typer.Argument(help="File that calibrate wrote.", metavar="PROFILE", show_default=False)],
+    count: Annotated[int, typer.Option(help="Configurations to measure.")] = 24,
+    model: Annotated[str | None, typer.Option(help="The network, where it came from a factory.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot of predicted against measured (HTML).")] = None,
+    seed: Annotated[int, typer.Option(help="Of the configurations drawn; not the one calibrated with.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    from apportion.cli.show import Bars
+    from apportion.cost.audit import audit
+    from apportion.cost.held_out import measure_held_out
+    from apportion.cost.profile import Profile
+
+    known = Profile.load(profile)
+    bars = Bars(quiet=as_json)
+    with bars.stage("measure unseen slices") as update:
+        samples = measure_held_out(known, count=count, seed=seed, confirmed=model, on_share=update)
+    found = audit(known.cost, samples)
+    if plot is not None:
+        from apportion.report.scatter import write_scatter
+
+        write_scatter(known, samples, plot)
+    if as_json:
+        told = {"profile": str(profile), "model": known.model, "target": known.target.name, "plot": plot and str(plot)}
+        print(json.dumps({**told, **found.to_json()}))
+        return Exit.MET
+    typer.echo(f"{known.model} on {known.target.name}")
+    typer.echo(found.table())
+    if plot is not None:
+        typer.echo(f"plot: {plot}")
+    return Exit.MET

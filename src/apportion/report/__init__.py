@@ -1,0 +1,1 @@
+"""Saved rows and measurements as standalone pages."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import platform
 import time
 
 import torch
@@ -64,6 +66,49 @@ class _Misbehaving(nn.Module):
 def crashing():
     """Dies by a real segmentation fault."""
     return _Misbehaving(lambda: ctypes.string_at(0)), torch.zeros(1, 4)
+
+
+def _illegal_instruction():
+    """Runs the bytes 0f 0b (x86 ud2), which no processor may execute."""
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(b"\x0f\x0b" if platform.machine() in ("x86_64", "AMD64") else b"\x00\x00\x00\x00")
+    ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+
+
+def illegal():
+    """Dies by a real illegal instruction."""
+    return _Misbehaving(_illegal_instruction), torch.zeros(1, 4)
+
+
+def _eat_memory():
+    held = []
+    while True:
+        held.append(bytearray(64 * 2**20))
+        time.sleep(0.01)
+
+
+def greedy_for_memory():
+    """Takes 64 MiB after 64 MiB."""
+    return _Misbehaving(_eat_memory), torch.zeros(1, 4)
+
+
+def too_large():
+    """Asks for more memory at once than any machine has."""
+    return _Misbehaving(lambda: torch.zeros(2**50)), torch.zeros(1, 4)
+
+
+class _Infinite(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x) / 0.0
+
+
+def infinite():
+    """Computes numbers that are not finite."""
+    return _Infinite(), torch.zeros(1, 4)
 
 
 def hanging():

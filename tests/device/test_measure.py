@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from apportion.device.child import time_in_turns
 from apportion.device.measure import Candidate, Session, Shape, Timing, measure
-from apportion.device.target import available_targets, find_target
+from apportion.device.process import Limits
+from apportion.device.runtimes import missing_packages, runtime_of
+from apportion.device.target import find_target, target_names
 from apportion.errors import MeasureError, TargetError
+from apportion.models.load import load
 
 TARGET = find_target("torch-cpu-1t")
 
@@ -30,17 +34,64 @@ def test_a_measured_model_has_a_positive_latency_with_its_conditions():
 
 
 @pytest.mark.parametrize(
-    ("factory", "message"),
-    [("crashing", "killed by SIGSEGV"), ("exiting", "failed"), ("not_a_model", "must return")],
+    ("factory", "kind", "message"),
+    [
+        ("crashing", "died", "SIGSEGV"),
+        ("illegal", "died", "SIGILL (an instruction this machine does not have)"),
+        ("exiting", "failed", "exit code 3"),
+        ("hanging", "hung", "killed after 12 s"),
+        ("greedy_for_memory", "out of memory", "of 1.0 allowed"),
+        ("too_large", "out of memory", "allocate"),
+        ("infinite", "non-finite", "not all finite"),
+        ("not_a_model", "failed", "must return"),
+    ],
 )
-def test_a_dying_candidate_is_one_clear_error(factory, message):
-    with pytest.raises(MeasureError, match=message):
-        measure([Candidate(name="a", ref=f"tests.factories:{factory}")], TARGET, Shape(), seconds=0.1)
+def test_whatever_becomes_of_a_candidate_is_recorded_and_the_others_are_measured(factory, kind, message):
+    candidates = [
+        Candidate(name="good", ref="tests.factories:small_cnn"),
+        Candidate(name="bad", ref=f"tests.factories:{factory}"),
+    ]
+    limits = Limits(seconds=12, memory_bytes=2**30)
+    session = measure(candidates, TARGET, Shape(), seconds=0.1, limits=limits)
+    assert set(session.timings) == {"good"}
+    assert session.latency("good").value > 0
+    assert session.failures["bad"].kind == kind
+    assert message in session.failures["bad"].message
+    assert Session.from_json(session.to_json()) == session
+    with pytest.raises(MeasureError, match=f"bad could not be measured: {kind}"):
+        session.require()
 
 
-def test_a_hanging_candidate_is_killed():
-    with pytest.raises(MeasureError, match="hung and was killed after 8 s"):
-        measure([Candidate(name="a", ref="tests.factories:hanging")], TARGET, Shape(), seconds=0.1, timeout_s=8)
+def test_a_build_that_fails_is_recorded_and_the_others_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    target = find_target("ort-cpu-1t")
+    if missing_packages(target):
+        pytest.skip("ONNX Runtime is not installed")
+    candidates = [
+        Candidate(name="good", ref="tests.factories:small_cnn"),
+        Candidate(name="bad", ref="tests.factories:crashing"),
+    ]
+    session = measure(candidates, target, Shape(), seconds=0.1, limits=Limits(seconds=60))
+    assert set(session.timings) == {"good"}
+    assert session.failures["bad"].kind == "died"
+
+
+@pytest.mark.parametrize("name", ["ort-cpu-1t", "ort-int8-cpu-1t", "ort-int8dyn-cpu-1t", "openvino-cpu-1t"])
+def test_graph_runtimes_compute_what_torch_computes(name, tmp_path):
+    target = find_target(name)
+    if missing_packages(target):
+        pytest.skip(f"not installed: {missing_packages(target)}")
+    network = load("tests.factories:small_cnn")
+    images = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    network = network.replace(inputs={"0": images})
+    runtime = runtime_of(target)
+    runtime.build(network, tmp_path, target)
+    (output,) = runtime.open(tmp_path, target)()
+    with torch.no_grad():
+        wanted = network.module(images).numpy()
+    # int8 activations and weights carry about 1 % of the range as noise; f32 graphs differ by rounding alone
+    tolerance = 1e-4 if target.precision == "fp32" else 0.15
+    assert abs(output - wanted).max() <= tolerance * abs(wanted).max() + 1e-5
 
 
 def test_candidates_take_turns():
@@ -48,7 +99,9 @@ def test_candidates_take_turns():
     steps = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
     result = time_in_turns(steps, seconds=0.01, tolerance=0.5)
     assert result["candidates"]["a"]["count"] == result["candidates"]["b"]["count"]
-    pairs = [calls[i : i + 2] for i in range(0, len(calls), 2)]
+    timed = calls[6:]  # three warm-up calls of each come first
+    pairs = [timed[i : i + 2] for i in range(0, len(timed), 2)]
+    assert pairs[0] != pairs[1]  # the order turns every round
     assert all(sorted(pair) == ["a", "b"] for pair in pairs)
 
 
@@ -74,8 +127,18 @@ def test_the_error_of_two_processes_holds_their_spread():
 
 
 def test_every_target_listed_is_found_and_others_are_refused():
-    for name in available_targets():
+    for name in target_names():
         assert find_target(name).name == name
-    for name in ("toaster", "torch-cpu-999t", "torch-cpu-0t"):
+    for name in ("toaster", "torch-cpu-0t", "torch-cpu-01t", "ort-cuda", "torch-cpu-1", "torch"):
         with pytest.raises(TargetError, match="torch-cpu-1t"):
             find_target(name)
+    with pytest.raises(TargetError, match="needs 9999 cores"):
+        find_target("torch-cpu-9999t")
+
+
+def test_the_instruction_set_cap_is_part_of_a_targets_identity():
+    plain = find_target("openvino-int8-cpu-1t")
+    capped = plain.with_isa("AVX2")
+    assert capped.identity != plain.identity
+    assert capped.environment["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert "ONEDNN_MAX_CPU_ISA" not in plain.environment

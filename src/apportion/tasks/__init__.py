@@ -1,1 +1,1 @@
-"""Data and quality meters."""
+"""Domains, episodes, shifts, heads and quality meters."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -63,12 +64,12 @@ def converted(name: str, source: Path, digest: str) -> Path:
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         _write(draft, recipe)(recipe.read(source))
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            os.rename(draft, folder)
-        except OSError:  # another process was first; its folder is the same
-            if not _is_whole(folder):
-                raise
+        if not _is_whole(folder):  # another process may have been first; its folder is the same
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rename(draft, folder)
+        if not _is_whole(folder):
+            raise ModelError(f"{folder} can't be written; set XDG_CACHE_HOME to a folder that can")
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder

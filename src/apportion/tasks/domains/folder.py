@@ -12,7 +12,7 @@ from apportion.errors import DataError
 from apportion.tasks.archive import MAX_MEMBER_BYTES, read_zip
 from apportion.tasks.cache import Arrays, cached, file_digest
 from apportion.tasks.domain import Domain
-from apportion.tasks.pictures import DECODER, SUFFIXES, Pictures, decode
+from apportion.tasks.pictures import DECODER, SUFFIXES, Pictures, decode, pillow
 
 MAX_SIDE = 256
 
@@ -63,6 +63,7 @@ def from_named(
 
 
 def _decode_all(name: str, files: Iterable[tuple[str, bytes]], strict: bool) -> Arrays:
+    pillow()  # what is missing is told before any file is blamed
     images, labels, skipped = [], [], []
     for file_name, data in files:
         parts = PurePosixPath(file_name).parts
@@ -71,8 +72,6 @@ def _decode_all(name: str, files: Iterable[tuple[str, bytes]], strict: bool) -> 
         try:
             images.append(decode(data, max_side=MAX_SIDE))
         except DataError as error:
-            if "pip install" in str(error):
-                raise
             if strict:
                 raise DataError(f"{name}: {file_name} is unreadable ({error}); mend it or leave out --strict") from None
             skipped.append(f"{file_name} ({error})")

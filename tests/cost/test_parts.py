@@ -1,0 +1,130 @@
+"""Parts and shares against operations counted on really sliced networks; drawn configurations; profiles on disk."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from apportion.core.meter import Reading
+from apportion.cost.calibrate import CHEAPEST, anchor_sizes
+from apportion.cost.draw import draw_many, draw_sizes
+from apportion.cost.model import CostModel
+from apportion.cost.parts import BLOCK, Parts
+from apportion.cost.predicted import PredictedLatency
+from apportion.cost.profile import Profile
+from apportion.cost.sample import CostError, Sample
+from apportion.device.measure import Shape
+from apportion.device.meters import flops_by_part
+from apportion.device.target import find_target
+from apportion.models.cut import slice_network
+from apportion.models.load import load
+from apportion.models.partition import Partition
+from tests.models import zoo
+
+
+@pytest.fixture(scope="module", params=["small-cnn", "bert", "llama", "resnet-bottleneck", "mobilenetv2"])
+def cut(request):
+    network = load("tests.factories:small_cnn") if request.param == "small-cnn" else zoo.build(request.param)
+    partition = Partition.of(network, multiple={"neurons": 4, "channels": 4})
+    return network, partition, Parts.of(network, partition)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shares_are_the_operations_left_in_a_really_sliced_network(cut, seed):
+    network, partition, parts = cut
+    keep = partition.keep(draw_sizes(parts, random.Random(seed)))
+    counted = flops_by_part(slice_network(network, partition, keep))
+    shares = parts.shares(keep)
+    for part in parts.parts:
+        if part.flops:
+            left = counted.get(part.name.removesuffix(".heads"), 0)
+            assert shares[part.name] == pytest.approx(left / part.flops, abs=1e-9), part.name
+
+
+def test_an_untouched_network_has_whole_shares(cut):
+    _, _, parts = cut
+    assert set(parts.shares({}).values()) == {1.0}
+
+
+def test_a_skipped_block_takes_its_parts_with_it(cut):
+    _, partition, parts = cut
+    module = next(m for m in partition if m.kind == "blocks")
+    gone = module.blocks[0][0]
+    shares = parts.shares({module.name: tuple(range(1, module.num_units))})
+    for name, share in shares.items():
+        inside = name.startswith(f"{gone}.") or name == BLOCK + gone
+        assert share == (0.0 if inside else 1.0)
+
+
+def test_equal_layers_share_a_signature(cut):
+    _, partition, parts = cut
+    blocks = [name for m in partition if m.kind == "blocks" for name, _ in m.blocks]
+    assert len({parts.signature_of[BLOCK + name] for name in blocks}) == 1
+
+
+def test_drawn_configurations_are_legal_distinct_and_repeat_for_a_seed(cut):
+    _, partition, parts = cut
+    drawn = draw_many(parts, 12, seed=3)
+    assert drawn == draw_many(parts, 12, seed=3)
+    assert drawn != draw_many(parts, 12, seed=4)
+    for index, sizes in enumerate(drawn):
+        assert sizes not in drawn[:index]
+        assert all(sizes[module.name] in module.sizes() for module in partition)
+
+
+def test_the_last_anchor_is_the_smallest_network(cut):
+    _, partition, _ = cut
+    anchors = anchor_sizes(partition)
+    assert list(anchors)[-1] == CHEAPEST
+    assert anchors[CHEAPEST] == {module.name: module.sizes()[0] for module in partition}
+
+
+def linear_model(parts):
+    """Two milliseconds, and one per GFLOP of each part."""
+    samples = []
+    rng = random.Random(0)
+    for _ in range(40):
+        shares = {part.name: rng.random() for part in parts.parts}
+        latency_ms = 2 + sum(1e-3 * part.flops * shares[part.name] for part in parts.parts)
+        samples.append(Sample(shares, latency_ms))
+    return CostModel.fit(samples[:20], parts.signature_of, residual="off").bounded(samples[20:], alpha=0.1)
+
+
+def test_a_predicted_latency_is_the_models(cut):
+    network, partition, parts = cut
+    cost = linear_model(parts)
+    keep = partition.keep(draw_sizes(parts, random.Random(0)))
+    sliced = slice_network(network, partition, keep)
+    reading = PredictedLatency(cost, parts).read(sliced)
+    assert reading.value == pytest.approx(cost.predict(parts.shares(keep)))
+    assert PredictedLatency(cost, parts, upper=True).read(sliced).value >= reading.value
+
+
+def test_a_profile_comes_back_from_disk_as_it_was(cut, tmp_path):
+    network, _, parts = cut
+    profile = Profile(
+        model=network.origin.ref,
+        target=find_target("torch-cpu-1t"),
+        shape=Shape(),
+        baseline=Reading(value=3.0, unit="ms", stderr=0.1, count=20),
+        floor_ms=1.0,
+        cost=linear_model(parts),
+        seed=0,
+        seconds=1.5,
+        machine={"cores": 2},
+        failures={},
+    )
+    profile.save(tmp_path / "p.json")
+    again = Profile.load(tmp_path / "p.json")
+    assert again.cost.to_json() == profile.cost.to_json()
+    assert again.target == profile.target
+    assert again.baseline == profile.baseline
+    text = (tmp_path / "p.json").read_text()
+    for damaged in (text[:-40], text.replace('"apportion_profile": 1', '"apportion_profile": 9'), "[]", "null"):
+        (tmp_path / "bad.json").write_text(damaged)
+        with pytest.raises(CostError) as refused:
+            Profile.load(tmp_path / "bad.json")
+        assert "\n" not in str(refused.value)
+    with pytest.raises(CostError, match="no profile"):
+        Profile.load(tmp_path / "gone.json")

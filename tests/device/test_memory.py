@@ -1,0 +1,79 @@
+"""Peak memory on networks whose peak is known by hand; energy that says where it comes from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from apportion.device.energy import EnergySource, find_source, read_energy
+from apportion.device.memory import AllocatedPeak, LivenessPeak
+from apportion.models.network import Network, Origin
+
+
+def network_of(module: nn.Module, *shape: int) -> Network:
+    return Network(module=module.eval(), inputs={"0": torch.zeros(*shape)}, origin=Origin(ref="x"), readout="logits")
+
+
+@pytest.mark.parametrize("meter", [AllocatedPeak(), LivenessPeak()])
+def test_a_chain_holds_two_neighbours_at_once(meter):
+    """1000 -> 3000 -> 100 floats: while the second layer runs, its input and output are alive."""
+    network = network_of(nn.Sequential(nn.Linear(1000, 3000, bias=False), nn.Linear(3000, 100, bias=False)), 1, 1000)
+    assert meter.read(network).value == 4 * (3000 + 100)
+
+
+class Wide(nn.Module):
+    """Keeps its first result until the end, as a skip connection does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(500, 500, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        first = self.a(x)
+        return first + self.c(self.b(first))
+
+
+@pytest.mark.parametrize("meter", [AllocatedPeak(), LivenessPeak()])
+def test_a_skip_connection_holds_three(meter):
+    assert meter.read(network_of(Wide(), 1, 500)).value == 4 * 500 * 3
+
+
+@pytest.mark.parametrize("meter", [AllocatedPeak(), LivenessPeak()])
+def test_views_take_no_memory_of_their_own(meter):
+    class View(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(400, 400, bias=False)
+
+        def forward(self, x):
+            return self.a(x).view(20, 20).t()
+
+    assert meter.read(network_of(View(), 1, 400)).value == 4 * 400
+
+
+def test_a_counter_that_wraps_around_is_followed(tmp_path):
+    package = tmp_path / "intel-rapl:0"
+    package.mkdir()
+    (package / "max_energy_range_uj").write_text("1000000")
+    (package / "energy_uj").write_text("900000")
+    source = find_source("cpu", tmp_path)
+    assert source.provenance == "measured"
+    before = source.joules()
+    (package / "energy_uj").write_text("100000")  # past its end: 0.2 J later
+    assert source.joules() - before == pytest.approx(0.2)
+
+
+def test_without_a_counter_energy_is_unavailable_and_says_why(tmp_path):
+    source = find_source("cpu", tmp_path)
+    assert source.provenance == "unavailable"
+    assert "RAPL" in source.why
+    with pytest.raises(ValueError, match="not available here"):
+        read_energy(lambda: None, source)
+
+
+def test_energy_is_the_counters_growth_per_step():
+    ticks = iter([5.0, 7.0])
+    reading = read_energy(lambda: None, EnergySource("measured", "test", lambda: next(ticks)), seconds=0.01)
+    assert reading.value == pytest.approx(2000.0 / reading.count)
+    assert reading.unit == "mJ"

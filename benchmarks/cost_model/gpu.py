@@ -49,10 +49,10 @@ def main() -> None:
                 "signature_of": parts.signature_of,
                 "flops": {part.name: part.flops for part in parts.parts},
                 "failures": {str(i): f"{f.kind}: {f.message}" for i, f in swept.failures.items()},
-                "samples": [sample.to_json() for sample in swept.samples.values()],
+                "samples": [s.to_json() | {"sizes": drawn[i]} for i, s in swept.samples.items()],
             }
             (args.out / f"{target}.{name}.json").write_text(json.dumps(told))
-            print(target, name, f"{told['seconds']} s, baseline {swept.baseline.value:.3f} ms,", len(told["samples"]), flush=True)
+            print(target, name, f"{told['seconds']} s, whole network {swept.baseline.value:.3f} ms", flush=True)
 
 
 if __name__ == "__main__":

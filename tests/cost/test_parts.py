@@ -57,10 +57,12 @@ def test_a_skipped_block_takes_its_parts_with_it(cut):
         assert share == (0.0 if inside else 1.0)
 
 
-def test_equal_layers_share_a_signature(cut):
-    _, partition, parts = cut
+def test_blocks_share_a_signature_where_they_are_alike_and_only_there(cut):
+    network, partition, parts = cut
+    counted = flops_by_part(network)
     blocks = [name for m in partition if m.kind == "blocks" for name, _ in m.blocks]
-    assert len({parts.signature_of[BLOCK + name] for name in blocks}) == 1
+    alike = {(type(network.module.get_submodule(name)), counted[name]) for name in blocks}
+    assert len({parts.signature_of[BLOCK + name] for name in blocks}) == len(alike)
 
 
 def test_drawn_configurations_are_legal_distinct_and_repeat_for_a_seed(cut):

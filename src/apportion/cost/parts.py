@@ -79,7 +79,9 @@ class Parts:
             for unit, (name, _) in enumerate(module.blocks)
             if module.name in kept and unit not in kept[module.name]
         }
-        whole = {m.name: len(kept[m.name]) / m.num_units for m in self.partition if m.name in kept}
+        heads = {
+            m.name: len(kept[m.name]) / m.num_units for m in self.partition if m.kind == "heads" and m.name in kept
+        }
         gone: dict[tuple[str, str], set[int]] = {}  # several modules may own channels of one side
         width: dict[tuple[str, str], int] = {}
         for module in self.partition:
@@ -94,8 +96,8 @@ class Parts:
         for part in self.parts:
             if skipped.intersection(part.blocks):
                 shares[part.name] = 0.0
-            elif part.name in whole:
-                shares[part.name] = whole[part.name]
+            elif part.name in heads:
+                shares[part.name] = heads[part.name]
             else:
                 shares[part.name] = math.prod(sides.get(part.name, ()))
         return shares

@@ -74,8 +74,7 @@ def measure_pair(name: str, target: str) -> dict:
     to_fit = [whole_sample(parts, swept), *(s for i, s in swept.samples.items() if i < len(anchors) + NUM_FIT)]
     to_bound = [s for i, s in swept.samples.items() if i >= len(anchors) + NUM_FIT]
     held_out = [Sample(s.shares, s.latency_ms * scale, s.stderr_ms * scale) for s in unseen.samples.values()]
-    flops = {part.name: part.flops for part in parts.parts}
-    row = judge(to_fit, to_bound, held_out, parts.signature_of, flops, swept.baseline.value)
+    row = judge(to_fit, to_bound, held_out, parts, swept.baseline.value)
     row |= {"calibration_s": round(calibration_s, 1), "failures": len(swept.failures) + len(unseen.failures)}
     print(f"{name} on {target}: {row}", flush=True)
     return row
@@ -87,17 +86,20 @@ def audit_saved(path: Path) -> dict[str, dict]:
     whole = Sample(dict.fromkeys(saved["signature_of"], 1.0), saved["baseline"]["value"], saved["baseline"]["stderr"])
     held = len(samples) - NUM_BOUND - max(12, len(samples) // 3)
     to_fit, to_bound, rest = [whole, *samples[:held]], samples[held : held + NUM_BOUND], samples[held + NUM_BOUND :]
-    row = judge(to_fit, to_bound, rest, saved["signature_of"], saved["flops"], whole.latency_ms)
+    network = load(f"benchmarks.cost_model.networks:{saved['network'].removesuffix('_batched')}")
+    parts = Parts.of(network, Partition.of(network))
+    row = judge(to_fit, to_bound, rest, parts, whole.latency_ms)
     row |= {"calibration_s": saved["seconds"], "failures": len(saved["failures"]), "device": saved["device"]}
     return {f"{saved['network']} {saved['target']}": row}
 
 
-def judge(to_fit, to_bound, held_out, signature_of, flops, baseline_ms) -> dict:
+def judge(to_fit, to_bound, held_out, parts: Parts, baseline_ms: float) -> dict:
+    signature_of = parts.signature_of
     model = CostModel.fit(to_fit, signature_of).bounded(to_bound)
     found = audit(model, held_out)
     peers = {
-        "flops": lambda shares: baseline_ms * _share(shares, flops),
-        "params": lambda shares: baseline_ms * _share(shares, {name: 1.0 * (count > 0) for name, count in flops.items()}),
+        "flops": lambda shares: baseline_ms * _share(shares, {part.name: part.flops for part in parts.parts}),
+        "params": lambda shares: baseline_ms * _share(shares, {part.name: part.params for part in parts.parts}),
         "table": fit_table(to_fit, signature_of),
     }
     row = {
@@ -138,7 +140,9 @@ def fit_table(samples, signature_of):
 
 
 def print_tables(rows: dict, gpu: dict) -> None:
-    print("\n| network, target | median error | p95 | coverage of the 95 % bound | looseness | FLOPs p95 | table p95 | noise |")
+    print(
+        "\n| network, target | median error | p95 | coverage of the 95 % bound | looseness | FLOPs p95 | table p95 | noise |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for name, row in {**rows, **gpu}.items():
         print(
@@ -172,7 +176,9 @@ def write_summary(rows: dict, gpu: dict, quick: bool, seconds: float) -> None:
         "seconds": round(seconds, 1),
         "quick": quick,
     }
-    (HERE / "results" / ("summary_quick.json" if quick else "summary.json")).write_text(json.dumps(summary, indent=1) + "\n")
+    (HERE / "results" / ("summary_quick.json" if quick else "summary.json")).write_text(
+        json.dumps(summary, indent=1) + "\n"
+    )
     print(json.dumps(summary["figures"], indent=1))
 
 

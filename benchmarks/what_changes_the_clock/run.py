@@ -1,6 +1,6 @@
 """What changes the clock? Zeros in dense weights, against slicing heads, neurons and blocks, side by side.
 
-    .venv/bin/python benchmarks/what_changes_the_clock/run.py [--quick]
+.venv/bin/python benchmarks/what_changes_the_clock/run.py [--quick]
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ def main() -> None:
         "figures": figures,
         "commit": _commit(),
         "machine": machine(),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "python": platform.python_version()},
+        "versions": {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
         "conditions": dict(session.conditions),
         "seconds": round(time.perf_counter() - began, 1),
         "quick": quick,

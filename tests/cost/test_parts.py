@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.models import zoo
 
 from apportion.core.meter import Reading
 from apportion.cost.calibrate import CHEAPEST, anchor_sizes
@@ -20,7 +21,6 @@ from apportion.device.target import find_target
 from apportion.models.cut import slice_network
 from apportion.models.load import load
 from apportion.models.partition import Partition
-from tests.models import zoo
 
 
 @pytest.fixture(scope="module", params=["small-cnn", "bert", "llama", "resnet-bottleneck", "mobilenetv2"])

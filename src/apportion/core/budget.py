@@ -157,9 +157,7 @@ class Budget:
 
         For one limit it orders models as their cost does; for several it is the cost the loop drives down.
         """
-        return math.fsum(
-            max(0.0, self._reading(limit, readings).upper(z) / limit.value - 1.0) for limit in self.limits
-        )
+        return math.fsum(max(0.0, self._reading(limit, readings).upper(z) / limit.value - 1.0) for limit in self.limits)
 
     def _reading(self, limit: Limit, readings: Mapping[str, Reading]) -> Reading:
         if limit.relative:

@@ -21,11 +21,12 @@ BLOCK = "block:"
 
 @dataclass(frozen=True)
 class Part:
-    """One priced part: its signature, its operations when whole, and the blocks it lives in."""
+    """One priced part: its signature, its operations and parameters when whole, and the blocks it lives in."""
 
     name: str
     signature: str
     flops: float
+    params: int
     blocks: tuple[str, ...]
 
 
@@ -43,7 +44,9 @@ class Parts:
 
         def part(name: str, signature: str, count: int) -> Part:
             inside = tuple(block for block in blocks if name == block or name.startswith(f"{block}."))
-            return Part(name, f"{signature} {count:g}", float(count), inside)
+            holder = network.module.get_submodule(name.removesuffix(".heads"))
+            params = sum(parameter.numel() for parameter in holder.parameters())
+            return Part(name, f"{signature} {count:g}", float(count), params, inside)
 
         parts = []
         in_attention = set()
@@ -63,7 +66,7 @@ class Parts:
         for module in partition:
             for name, _ in module.blocks:
                 kind = type(network.module.get_submodule(name)).__name__
-                parts.append(Part(BLOCK + name, f"block {kind} {flops.get(name, 0):g}", 0.0, (name,)))
+                parts.append(Part(BLOCK + name, f"block {kind} {flops.get(name, 0):g}", 0.0, 0, (name,)))
         return cls(tuple(parts), partition)
 
     @property

@@ -23,7 +23,9 @@ def write_scatter(profile: Profile, samples: Sequence[Sample], path: Path) -> No
     if bound is not None and bound.finite:
         upper = [bound(value) for value in predicted]
         figure.add_trace(
-            go.Scatter(x=predicted, y=upper, mode="lines", name=f"bound ({1 - bound.alpha:.0%})", line={"color": "#c44"})
+            go.Scatter(
+                x=predicted, y=upper, mode="lines", name=f"bound ({1 - bound.alpha:.0%})", line={"color": "#c44"}
+            )
         )
     figure.add_trace(
         go.Scatter(

@@ -1,0 +1,83 @@
+"""The commands about devices, as processes: measure, targets, calibrate and audit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from apportion.cost.profile import Profile
+from apportion.device.runtimes import missing_packages
+from apportion.device.target import find_target
+
+CNN = "tests.factories:small_cnn"
+
+
+@pytest.mark.parametrize("target", ["torch-cpu-1t", "ort-cpu-1t"])
+def test_measure_reads_every_quantity_or_says_why_not(apportion, target):
+    if missing_packages(find_target(target)):
+        pytest.skip(f"not installed: {missing_packages(find_target(target))}")
+    told = apportion.json("measure", CNN, "--target", target, "--processes", 2, "--seconds", 0.5)
+    assert told["exit"] == 0
+    readings = told["readings"]
+    assert readings["latency"]["value"] > 0
+    assert readings["latency"]["p95"] >= readings["latency"]["value"] * 0.5
+    assert readings["params"]["value"] > 100_000
+    assert told["conditions"]["processes"] == 2
+    for reading in readings.values():
+        assert reading["provenance"]
+        assert reading["value"] is not None or reading["provenance"].startswith("unavailable: ")
+
+
+def test_a_candidate_that_dies_is_told_and_not_a_traceback(apportion):
+    told = apportion.json("measure", "tests.factories:infinite", "--processes", 1)
+    assert told["exit"] == 4
+    assert told["failures"]["tests.factories:infinite"]["kind"] == "non-finite"
+
+
+@pytest.mark.slow
+def test_targets_says_of_every_target_whether_it_works(apportion):
+    told = apportion.json("targets")
+    assert told["exit"] == 0
+    found = {target["name"]: target for target in told["targets"]}
+    assert found["torch-cpu-1t"]["available"]
+    for target in found.values():
+        assert target["why"]
+        assert "\n" not in target["why"]
+    assert set(told["energy"]) == {"cpu", "cuda"}
+
+
+@pytest.mark.slow
+def test_a_profile_is_made_and_audited(apportion, tmp_path):
+    target = "ort-cpu-1t"
+    if missing_packages(find_target(target)):
+        pytest.skip(f"not installed: {missing_packages(find_target(target))}")
+    told = apportion.json("calibrate", CNN, "--target", target, "-o", "p.json")
+    assert told["exit"] == 0
+    assert told["baseline"]["value"] > told["floor_ms"] > 0
+    assert all(price >= 0 for price in told["prices_ms"].values())
+    profile = Profile.load(tmp_path / "p.json")
+    assert profile.cost.monotone
+    assert profile.cost.bound.finite
+    done = apportion("audit", "p.json")
+    assert done.returncode == 2
+    assert CNN in done.stderr
+    assert "--model" in done.stderr
+    found = apportion.json("audit", "p.json", "--model", CNN, "--count", 16, "--plot", "plot.html")
+    assert found["exit"] == 0
+    assert found["count"] == 16
+    assert 0 <= found["coverage"] <= 1
+    assert found["spearman"] > 0.5
+    assert "<html" in (tmp_path / "plot.html").read_text()[:200]
+    again = apportion("audit", "p.json", "--model", CNN, "--seed", 0, "--json")
+    assert again.returncode == 2
+    assert "another seed" in again.stderr
+
+
+def test_audit_refuses_what_is_no_profile(apportion, tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps({"hello": 1}))
+    for name, part in (("x.json", "not a profile"), ("gone.json", "no profile")):
+        done = apportion("audit", name, "--json")
+        assert done.returncode == 2
+        assert part in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1

@@ -140,9 +140,7 @@ def fit_table(samples, signature_of):
 
 
 def print_tables(rows: dict, gpu: dict) -> None:
-    print(
-        "\n| network, target | median error | p95 | coverage of the 95 % bound | looseness | FLOPs p95 | table p95 | noise |"
-    )
+    print("\n| network, target | median error | p95 | bound (95 %) held | looseness | FLOPs p95 | table p95 | noise |")
     print("|---|---|---|---|---|---|---|---|")
     for name, row in {**rows, **gpu}.items():
         print(

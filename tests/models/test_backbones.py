@@ -142,17 +142,19 @@ def test_the_vit_computes_what_its_onnx_file_computes():
     path = source("vit-s14")
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    name = "/backbone/layernorm/Add_1_output_0"
+    name = "/backbone/encoder/layer.10/Add_1_output_0"  # after the eleventh block
     graph = onnx.load(str(path))
     graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
     session = runtime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
     (theirs,) = session.run([name], {"input_image": picture(224).numpy()})
     network = load("vit-s14")
     with torch.no_grad():
-        ours = network.module(picture(224)).last_hidden_state
+        output = network.module(picture(224), output_hidden_states=True)
         embedding = read_out(network, {"pixel_values": picture(224)})
-    np.testing.assert_allclose(ours.numpy(), theirs, atol=2e-4)
-    torch.testing.assert_close(embedding, functional.normalize(ours[:, 0], dim=-1))  # the class token is read
+    assert len(output.hidden_states) == 12  # the embeddings and eleven blocks
+    np.testing.assert_allclose(output.hidden_states[-1].numpy(), theirs, atol=2e-4)
+    class_token = network.module.layernorm(torch.from_numpy(theirs)[:, 0])
+    torch.testing.assert_close(embedding, functional.normalize(class_token, dim=-1), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", CONVERTED)

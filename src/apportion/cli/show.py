@@ -31,7 +31,7 @@ class Bars:
         )
         with Progress(*columns, console=self.console) as bars:
             task = bars.add_task(name, total=None)
-            yield lambda share: bars.update(task, total=1.0, completed=share)
+            yield lambda share: bars.update(task, total=1.0, completed=min(share, 0.99))  # done when the stage ends
             bars.update(task, total=1.0, completed=1.0)
 
 

@@ -22,7 +22,7 @@ from apportion.models.backbones.lite_weights import read_lite0
 from apportion.models.backbones.onnx_weights import read_vit_s14
 from apportion.models.safefile import file_digest, read_header
 
-VERSION = 1  # raised when a conversion changes, so that old folders are not used
+VERSION = 2  # raised when a conversion changes, so that old folders are not used
 
 
 @dataclass(frozen=True, kw_only=True)

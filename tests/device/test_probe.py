@@ -78,5 +78,10 @@ def test_a_damaged_memory_is_made_anew(monkeypatch, tmp_path):
 
 def test_a_target_that_does_not_work_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(probing, "probe", lambda target, limits=None: Probed(target.name, False, "not installed: x"))
-    with pytest.raises(TargetError, match=r"'torch-cpu-1t' does not work here: not installed: x"):
-        working_target("torch-cpu-1t")
+    with pytest.raises(TargetError, match=r"'ort-cpu-1t' does not work here: not installed: x"):
+        working_target("ort-cpu-1t")
+
+
+def test_the_cap_found_comes_with_the_target(monkeypatch):
+    monkeypatch.setattr(probing, "probe", lambda target, limits=None: Probed(target.name, True, "works", "AVX2"))
+    assert working_target("openvino-cpu-1t").isa == "AVX2"

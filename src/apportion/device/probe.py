@@ -92,10 +92,14 @@ def probe_all(
 def working_target(name: str | None) -> Target:
     """The target of a name, with the cap it needs here.
 
+    Torch's own fp32 kernels on the CPU are what this program runs on itself, so they are not tried first.
+
     Raises:
         TargetError: it does not exist or does not work here; says why.
     """
     target = find_target(name)
+    if (target.runtime, target.device) == ("torch", "cpu"):
+        return target
     (found,) = probe_all([target.name])
     if not found.available:
         raise TargetError(f"target {target.name!r} does not work here: {found.why}; see apportion targets")

@@ -99,7 +99,7 @@ class Bench:
         sizes = anchor_sizes(parts.partition)
 
         def now() -> dict[str, Any]:
-            return sweep(network, parts, list(sizes.values()), self.target, self.shape, seconds_each=1.2).to_json()
+            return sweep(network, parts, list(sizes.values()), self.target, self.shape, seconds_each=0.8).to_json()
 
         stored = self.store.get_or_make({"run": self.run, "what": "anchors"}, now)
         return calibrate_on_anchors(parts, Swept.from_json(stored), list(sizes))
@@ -112,7 +112,7 @@ class Bench:
         candidates = [self.original, Candidate(name=FINAL, ref=str(self.rundir.model), factory=self.factory)]
 
         def more(processes: int) -> Session:
-            return measure(candidates, self.target, self.shape, processes=processes, seconds=2.0).require()
+            return measure(candidates, self.target, self.shape, processes=processes, seconds=1.5).require()
 
         session = more(self.config.processes)
         while not clear(session) and session.conditions["processes"] < 2 * self.config.processes:

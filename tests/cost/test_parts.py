@@ -103,6 +103,16 @@ def test_a_predicted_latency_is_the_models(cut):
     assert PredictedLatency(cost, parts, upper=True).read(sliced).value >= reading.value
 
 
+def test_a_slice_that_was_traced_anew_is_whole_to_its_own_parts(cut):
+    network, partition, parts = cut
+    first = slice_network(network, partition, partition.keep(draw_sizes(parts, random.Random(1))))
+    again = Parts.of(first, Partition.of(first, multiple={"neurons": 4, "channels": 4}))
+    assert set(again.shares(again.partition.kept_in(first)).values()) == {1.0}
+    keep = again.partition.keep(draw_sizes(again, random.Random(2)))
+    second = slice_network(first, again.partition, keep)
+    assert again.shares(again.partition.kept_in(second)) == again.shares(keep)
+
+
 def test_a_profile_comes_back_from_disk_as_it_was(cut, tmp_path):
     network, _, parts = cut
     profile = Profile(

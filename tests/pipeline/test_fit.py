@@ -47,6 +47,21 @@ def test_a_finished_run_is_returned_as_it_is(apportion, tmp_path, images):
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
 
 
+def test_a_fitted_model_can_be_fitted_further(apportion, tmp_path, images):
+    first = apportion.json("fit", CNN, "--budget", "params<=70%", "--data", images, "-o", "first")
+    refused = apportion("fit", "first/model", "--budget", "params<=60%", "--data", images, "-o", "second", "--json")
+    assert refused.returncode == 2
+    assert "--factory" in refused.stderr
+    assert first["met"] is True
+    options = ("--factory", CNN, "--data", images, "-o", "second")
+    second = apportion.json("fit", "first/model", "--budget", "params<=60%", *options)
+    assert second["met"] is True
+    assert second["baseline"]["params"] == first["final"]["params"]
+    again = apportion.json("verify", "second", "--model", CNN)
+    assert again["met"] is True
+    assert again["final"] == second["final"]
+
+
 def test_kill_9_at_three_random_moments_changes_nothing(apportion, tmp_path, images):
     options = ("fit", CNN, "--budget", "params<=30%", "--data", images, "--seed", 3)
     began = time.monotonic()

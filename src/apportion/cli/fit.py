@@ -22,6 +22,7 @@ def command(
     budget: Annotated[str, typer.Option(help="Such as 8ms, 60%, 'latency<=8ms@torch-cpu-1t, size<=20MB'.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Run folder; the same folder resumes.", metavar="RUN")],
     data: Annotated[str | None, typer.Option(help="Texts (.txt .csv .tsv .jsonl) or inputs (.safetensors).")] = None,
+    factory: Annotated[str | None, typer.Option(help="module.path:factory that a saved model came from.")] = None,
     target: Annotated[str | None, typer.Option(help="Where it will run; default torch-cpu-1t.")] = None,
     policy: Annotated[str, typer.Option(help="greedy or scheduled.")] = "greedy",
     importance: Annotated[str, typer.Option(help="taylor or magnitude.")] = "taylor",
@@ -41,6 +42,7 @@ def command(
     config = FitConfig(
         model=model,
         budget=budget,
+        factory=factory,
         data=data,
         target=target,
         policy=policy,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 
 import typer
 
@@ -43,6 +45,7 @@ def options(version: bool = typer.Option(False, "--version", help="Print the ver
 def main() -> None:
     """Runs the command; a mistake of the user's prints one line on standard error, never a traceback."""
     sys.path.insert(0, os.getcwd())  # factories in the user's folder, as `python -m` would find them
+    signal.signal(signal.SIGINT, _on_interrupt)
     try:
         code = app(standalone_mode=False)
     except ApportionError as error:
@@ -56,6 +59,19 @@ def main() -> None:
     if code == Exit.INTERRUPTED:  # how typer returns from Ctrl-C
         _fail(_INTERRUPTED, Exit.INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _on_interrupt(_signal: int, _frame: object) -> None:
+    """Ctrl-C raises as always; should a library swallow it, the process ends all the same, as every row is safe."""
+    last_resort = threading.Timer(3.0, _leave)
+    last_resort.daemon = True
+    last_resort.start()
+    raise KeyboardInterrupt
+
+
+def _leave() -> None:
+    print(f"apportion: {_INTERRUPTED}", file=sys.stderr, flush=True)
+    os._exit(int(Exit.INTERRUPTED))
 
 
 def _fail(message: str, code: Exit) -> None:

@@ -20,6 +20,6 @@ class PredictedLatency:
     unit: str = "ms"
 
     def read(self, model: Network) -> Reading:
-        shares = self.parts.shares(model.edits.keep)
+        shares = self.parts.shares(self.parts.partition.kept_in(model))
         value_ms = self.cost.upper(shares) if self.upper else self.cost.predict(shares)
         return Reading(value=value_ms, unit=self.unit)

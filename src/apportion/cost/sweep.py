@@ -104,7 +104,7 @@ def _measure_chunk(
     factory = network.origin.factory
     scratch = Path(tempfile.mkdtemp(prefix="apportion-sweep-"))
     try:
-        candidates = [Candidate(name=WHOLE, ref=network.origin.ref)]
+        candidates = [Candidate(name=WHOLE, ref=network.origin.ref, factory=factory)]
         for index, sizes in configurations.items():
             sliced = slice_network(network, parts.partition, parts.partition.keep(sizes))
             save(sliced, scratch / str(index))

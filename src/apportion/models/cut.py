@@ -96,9 +96,7 @@ def _base(partition: Partition, part: Module) -> Any:
 
 def _before(network: Network, partition: Partition, part: Module) -> set[int]:
     """The units of a part that earlier slices left."""
-    base = _base(partition, part)
-    left = set(network.edits.keep.get(part.name, base))
-    return {unit for unit in range(part.num_units) if base[unit] in left}
+    return set(partition.kept_in(network)[part.name])
 
 
 def _dropped(network: Network, partition: Partition, parts: Any) -> dict[tuple[str, Any], list[int]]:

@@ -114,7 +114,7 @@ def _from_saved(ref: str, folder: Path, batch: int, tokens: int, seed: int, fact
         if factory is None:
             raise ModelError(
                 f"{ref} was made by the factory {fields['factory']!r}; code named in a file is not run: name it "
-                "yourself (--model on the command line)"
+                "yourself (fit --factory, verify --model)"
             )
         network = _from_factory(factory, readout=_saved_readout(fields))
         network = network.replace(origin=Origin(ref=ref, folder=folder, factory=factory))

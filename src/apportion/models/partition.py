@@ -151,6 +151,18 @@ class Partition:
             ),
         )
 
+    def kept_in(self, network: Network) -> dict[str, tuple[int, ...]]:
+        """The units of every module that a network sliced by this partition still has, numbered as they are here.
+
+        A network's own record counts units of the original; this partition may have been traced on a slice of it.
+        """
+        kept = {}
+        for module in self.modules:
+            base = self.base.get(module.name) or range(module.num_units)
+            left = set(network.edits.keep.get(module.name, base))
+            kept[module.name] = tuple(unit for unit in range(module.num_units) if base[unit] in left)
+        return kept
+
     def keep(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """The units kept in every module named when it keeps as many as said."""
         return {name: self[name].kept(size) for name, size in sizes.items()}

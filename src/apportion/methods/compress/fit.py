@@ -64,7 +64,7 @@ def fit(config: FitConfig, folder: Path, progress: Progress | None = None) -> di
     target = budget_target(asked, config.target)
     torch.manual_seed(config.seed)
     with progress.stage("load"):
-        network = load(config.model, batch=config.batch, tokens=config.tokens, seed=config.seed)
+        network = load(config.model, batch=config.batch, tokens=config.tokens, seed=config.seed, factory=config.factory)
         splits = load_splits(network, config.data, seed=config.seed)
         rundir = RunDir(folder)
         run = rundir.start(config, model_digest(network))
@@ -90,8 +90,8 @@ class Bench:
     def __init__(self, rundir: RunDir, run: str, config: FitConfig, target: Target, network: Network) -> None:
         self.rundir, self.run, self.config, self.target = rundir, run, config, target
         self.store = Store(rundir.store)
-        self.original = Candidate(name=BASELINE, ref=network.origin.ref)
         self.factory = network.origin.factory
+        self.original = Candidate(name=BASELINE, ref=network.origin.ref, factory=self.factory)
         self.shape = Shape(batch=config.batch, tokens=config.tokens, seed=config.seed)
 
     def calibrate(self, network: Network, parts: Parts) -> Anchored:
@@ -277,10 +277,11 @@ def _report(
 ) -> dict[str, Any]:
     with progress.stage("judge on held-out examples"):
         before, after = plan.report.read(plan.network), plan.report.read(result.model)
-    if not rundir.model.is_dir() or not result.measured:
-        save(result.model, rundir.model)
-    measured = result.measured or plan.measured(result.model, None)
-    final = {**plan.measured(result.model, None), **measured}
+    save(result.model, rundir.model)
+    session = (
+        plan.session(result.model) if plan.latency else None
+    )  # taken by the check, unless the run ended before one
+    final = plan.measured(result.model, session)
     report = {
         "budget": str(asked),
         "limits": {limit.key: limit.value for limit in plan.budget.limits},
@@ -296,12 +297,11 @@ def _report(
         "run": str(rundir.path),
     }
     if result.met:
-        session = plan.session(result.model) if plan.latency else None
         certificate = Certificate(
             asked=str(asked),
             budget=plan.budget,
             baseline=plan.baseline,
-            measured=measured,
+            measured=final,
             quality={"before": before, "after": after},
             artefact=folder_digest(rundir.model),
             target=target.name,

@@ -21,6 +21,7 @@ class FitConfig:
 
     model: str
     budget: str
+    factory: str | None = None
     data: str | None = None
     target: str | None = None
     policy: str = "greedy"

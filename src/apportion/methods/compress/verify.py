@@ -30,10 +30,13 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
     config, certificate = rundir.config(), rundir.certificate()
     if not rundir.model.is_dir() or folder_digest(rundir.model) != certificate.artefact:
         raise ApportionError(f"{rundir.model} is not the model that was certified; fit it again")
-    if ":" in config.model and not Path(config.model).exists() and model != config.model:
-        raise ApportionError(f"the run's model comes from the factory {config.model!r}; confirm it with --model")
+    named = config.factory or (config.model if ":" in config.model and not Path(config.model).exists() else None)
+    if named is not None and model != named:
+        raise ApportionError(f"the run's model comes from the factory {named!r}; confirm it with --model")
     with progress.stage("load"):
-        original = load(config.model, batch=config.batch, tokens=config.tokens, seed=config.seed)
+        original = load(
+            config.model, batch=config.batch, tokens=config.tokens, seed=config.seed, factory=config.factory
+        )
         splits = load_splits(original, config.data, seed=config.seed)
         network = load(
             str(rundir.model),

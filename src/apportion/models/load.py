@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from apportion.errors import ModelError
-from apportion.models import backbones  # its architectures become known to transformers
 from apportion.models.channels import num_channels, remove_channels
 from apportion.models.network import Edits, Network, Origin, Readout
 from apportion.models.registry import BUILT_IN, find_packaged
@@ -183,6 +182,7 @@ def _config(folder: Path) -> tuple[Any, Any]:
         sides = sides if isinstance(sides, list) else [sides]
         if len(sides) not in (1, 2) or any(type(n) is int and not 0 <= n <= 10**5 for n in sides):
             raise ModelError(f"{folder}/config.json has {key} {fields[key]}; fetch it again")
+    _own_architectures(fields)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
@@ -193,7 +193,7 @@ def _config(folder: Path) -> tuple[Any, Any]:
     name = architectures[0] if isinstance(architectures, list) else ""
     model_class = None
     if isinstance(name, str) and name:
-        model_class = backbones.ARCHITECTURES.get(name) or getattr(transformers, name, None)
+        model_class = _own_architectures(fields).get(name) or getattr(transformers, name, None)
     if not name:
         mapped = transformers.MODEL_MAPPING.get(type(config), None)
         model_class = mapped[0] if isinstance(mapped, tuple) else mapped
@@ -203,6 +203,15 @@ def _config(folder: Path) -> tuple[Any, Any]:
             "upgrade it or fetch another model"
         )
     return config, model_class
+
+
+def _own_architectures(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Architectures of ours, made known to transformers when a config names one; loading them takes seconds."""
+    if fields.get("model_type") != "efficientnet_lite":
+        return {}
+    from apportion.models import backbones
+
+    return backbones.ARCHITECTURES
 
 
 def _build(folder: Path, config: Any, model_class: Any, headers: Mapping[str, TensorInfo]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from apportion.device.measure import Shape
 from apportion.device.target import find_target, machine
 from apportion.models import Partition, load
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the networks are named as benchmarks.cost_model.networks
 NETWORKS = ("minilm_like_batched", "vit_like_batched", "resnet_like_batched")
 
 

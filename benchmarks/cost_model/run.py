@@ -14,6 +14,7 @@ import argparse
 import json
 import platform
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -34,6 +35,9 @@ from apportion.models import Partition, load
 from apportion.numerics.stats import quantile
 
 HERE = Path(__file__).parent
+sys.path.insert(
+    0, str(HERE.parents[1])
+)  # the networks are named as benchmarks.cost_model.networks, here and in children
 NETWORKS = ("minilm_like", "vit_like", "resnet_like")
 TARGETS = ("torch-cpu-1t", "ort-cpu-1t", "openvino-cpu-1t", "openvino-int8-cpu-1t")
 NUM_FIT, NUM_BOUND, NUM_HELD_OUT = 24, 22, 24
@@ -43,7 +47,15 @@ BUCKETS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one network on two targets")
-    quick = parser.parse_args().quick
+    parser.add_argument(
+        "--cuda", action="store_true", help="only fit and audit the saved CUDA samples, measuring nothing"
+    )
+    args = parser.parse_args()
+    quick = args.quick
+    if args.cuda:
+        saved = sorted((HERE / "results" / "cuda").glob("*.json"))
+        print_tables({}, {name: row for path in saved for name, row in audit_saved(path).items()})
+        return
     began = time.perf_counter()
     rows_path = HERE / "results" / ("rows_quick.json" if quick else "rows.json")
     rows: dict[str, dict] = json.loads(rows_path.read_text()) if rows_path.is_file() else {}

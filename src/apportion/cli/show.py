@@ -31,7 +31,12 @@ class Bars:
         )
         with Progress(*columns, console=self.console) as bars:
             task = bars.add_task(name, total=None)
-            yield lambda share: bars.update(task, total=1.0, completed=min(share, 0.99))  # done when the stage ends
+            try:
+                # full only when the stage ends, whatever it was told
+                yield lambda share: bars.update(task, total=1.0, completed=min(share, 0.99))
+            except BaseException:
+                bars.update(task, visible=False)  # the error is the one line to read
+                raise
             bars.update(task, total=1.0, completed=1.0)
 
 

@@ -7,7 +7,6 @@ touches a candidate it names it in the marker file, which tells the parent whom 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
@@ -166,7 +165,7 @@ def _versions() -> dict[str, str]:
 
 def _write(path: Path, result: dict[str, Any]) -> None:
     draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(result, default=lambda value: math.nan))
+    draft.write_text(json.dumps(result))
     draft.replace(path)
 
 

@@ -18,9 +18,7 @@ _MODULES = {"torch": "eager", "compile": "eager", "ort": "ort", "openvino": "ope
 
 
 class Runtime(Protocol):
-    """One runtime. ``PACKAGES`` must be importable for it to work."""
-
-    PACKAGES: tuple[str, ...]
+    """One runtime."""
 
     def build(self, network: Any, folder: Path, target: Target) -> None:
         """Writes the artefact of a network (a ``models.Network``) into an empty folder, with its inputs."""

@@ -137,6 +137,12 @@ def detached():
     return _Detached(), torch.zeros(1, 3, 16, 16)
 
 
+def slow_to_build():
+    """Takes long enough to be interrupted on any machine."""
+    time.sleep(8)
+    return small_cnn()
+
+
 def swallows_interrupts():
     """Takes its time to build, and does not let Ctrl-C through, as libraries with a bare except do."""
     until = time.monotonic() + 20

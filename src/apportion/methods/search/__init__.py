@@ -1,0 +1,1 @@
+"""Search: which micro-choices are better at equal measured cost, with a stated confidence."""

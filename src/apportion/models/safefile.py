@@ -96,7 +96,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             "fetch it again"
         )
     try:
-        with safe_open(path, framework="pt"):  # the reader that will load it must agree
+        with safe_open(path, framework="np"):  # the reader that will load it must agree
             pass
     except SafetensorError:
         raise ModelError(f"{path} has a header that safetensors does not read; fetch it again") from None

@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from apportion.cli import audit, calibrate, fit, measure, targets, tasks, verify
+from apportion.cli import audit, calibrate, compose, fit, measure, sources, targets, tasks, verify
 from apportion.errors import ApportionError, Exit
 
 _INTERRUPTED = "interrupted; start it again with the same -o folder to go on"
@@ -29,6 +29,8 @@ app.command("measure", help=measure.HELP)(measure.command)
 app.command("targets", help=targets.HELP)(targets.command)
 app.command("calibrate", help=calibrate.HELP)(calibrate.command)
 app.command("audit", help=audit.HELP)(audit.command)
+app.command("compose", help=compose.HELP)(compose.command)
+app.add_typer(sources.app, name="sources")
 app.add_typer(tasks.app, name="tasks")
 
 

@@ -1,0 +1,107 @@
+"""Composing for a task: sources and a few labelled examples in, the blend and the few edits that the task needs out."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from apportion.core.budget import Budget
+from apportion.core.progress import Progress
+from apportion.errors import BudgetError, ModelError
+from apportion.methods.compose.blend import Blend, layer_groups
+from apportion.methods.compose.choose import Choice, best_single, greedy_soup, oracle, with_residual, within_budget
+from apportion.methods.compose.compose import ComposeConfig, Opened, open_all, write
+from apportion.methods.compose.folder import refuse_foreign
+from apportion.methods.compose.prices import measure_prices
+from apportion.methods.compose.recipes import Linear
+from apportion.methods.compose.support import Support, encode, read_support
+from apportion.models.load import load
+from apportion.tasks.domain import Domain
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """What the task is and what the result may use.
+
+    ``budget`` limits what forming the model costs (``"40ms"``): reading and adding the sources of every block, and its
+    edits, as measured here.
+    """
+
+    support: str
+    block_weights: bool = False
+    residual_blocks: int = 0
+    max_sources: int | None = None
+    budget: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.residual_blocks < 0 or (self.max_sources is not None and self.max_sources < 1):
+            raise ModelError(
+                f"residual {self.residual_blocks} and max-sources {self.max_sources} must be at least 0 and at least 1"
+            )
+        self.limit_ms()
+
+    def limit_ms(self) -> float | None:
+        if self.budget is None:
+            return None
+        limits = Budget.parse(self.budget).limits
+        if len(limits) != 1 or limits[0].quantity != "latency" or limits[0].relative:
+            raise BudgetError(f"budget {self.budget!r} is not one time; write it like 40ms")
+        return limits[0].value
+
+
+def compose_for(
+    config: ComposeConfig, task: TaskConfig, out: Path, *, store: Path | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Chooses the weights by the support set and writes the folder ``out``; returns what was done."""
+    refuse_foreign(out)
+    domain = read_support(task.support)
+    opened = open_all(config, store)
+    with tempfile.TemporaryDirectory(prefix="apportion-") as scratch:
+        blend, support = prepare(config, opened, domain, Path(scratch) / "model", task.block_weights, progress)
+        choice = _choose(config, task, blend, support, progress)
+    weight_S = [float(weight) for weight in choice.weight_LS.mean(0)]
+    by_tensor = {name: [float(w) for w in choice.weight_LS[blend.row[name]]] for name in blend.parameters}
+    edits = {name: edit.numpy().reshape(-1) for name, edit in choice.edits.items()}
+    recipe = Linear(weight_S=weight_S, normalise=False, by_tensor=by_tensor, edits=edits)
+    found: dict[str, Any] = {
+        "support": {"name": domain.name, "examples": len(domain), "classes": list(domain.classes)},
+        "support_loss": choice.loss,
+        "active_sources": int((choice.weight_LS > 0).any(0).sum()),
+        "block_weights": dict(zip(blend.groups, choice.weight_LS.tolist(), strict=True))
+        if task.block_weights
+        else None,
+        "residual": sorted(edits),
+        "search": choice.notes,
+    }
+    return write(config, opened, recipe, out, found=found, progress=progress)
+
+
+def prepare(
+    config: ComposeConfig, opened: Opened, domain: Domain, scratch: Path, by_layer: bool, progress: Progress | None
+) -> tuple[Blend, Support]:
+    """A network that can become any mixture of the sources, built from their average, and the support as its inputs."""
+    average = Linear(weight_S=(1.0,) * len(opened.sources))
+    write(replace(config, method="soup", dtype="F32", weights=None), opened, average, scratch, progress=progress)
+    network = load(str(scratch), tokens=8)
+    names = [name for name, stored in opened.sources[0].tensors.items() if stored.mixable]
+    blend = Blend(network, opened.sources, layer_groups(names) if by_layer else None)
+    return blend, encode(network, domain)
+
+
+def _choose(
+    config: ComposeConfig, task: TaskConfig, blend: Blend, support: Support, progress: Progress | None
+) -> Choice:
+    if config.method == "best-single":
+        return best_single(blend, support, progress)
+    if config.method == "greedy-soup":
+        return greedy_soup(blend, support, progress)
+    choice = oracle(blend, support, max_active=task.max_sources, progress=progress)
+    if task.residual_blocks:
+        choice = with_residual(blend, support, choice, task.residual_blocks, seed=config.seed, progress=progress)
+    limit = task.limit_ms()
+    if limit is not None:
+        prices = measure_prices(blend.sources, blend.groups)
+        choice = within_budget(blend, support, choice, prices, limit)
+    return choice

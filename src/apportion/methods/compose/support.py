@@ -1,0 +1,158 @@
+"""A support set as a loss: how well a network tells the classes of a few labelled examples apart.
+
+Shape letters: N examples, D features, C classes.
+"""
+
+# ruff: noqa: N815 (shape letters end the names of arrays)
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from apportion.errors import DataError
+from apportion.models.network import Network, read_out
+from apportion.tasks.domain import Domain
+from apportion.tasks.domains import load_domain
+from apportion.tasks.features import image_inputs, tokenise
+
+MAX_EXAMPLES = 2000
+_SCALE = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class Support:
+    """Labelled examples as inputs of a network; ``label_N`` numbers the classes."""
+
+    inputs: dict[str, Tensor]
+    label_N: Tensor
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.label_N)
+
+    def at(self, rows: Sequence[int]) -> Support:
+        """Some of the examples, with the classes numbered as before."""
+        place = torch.as_tensor(rows, dtype=torch.long)
+        return Support({key: value[place] for key, value in self.inputs.items()}, self.label_N[place], self.classes)
+
+    def folds(self, count: int, seed: int) -> list[tuple[Support, Support]]:
+        """Pairs of a part to fit on and a part held out; every class of at least two examples is in both."""
+        generator = torch.Generator().manual_seed(seed)
+        fold_N = torch.empty(len(self), dtype=torch.long)
+        for label in range(len(self.classes)):
+            rows = (self.label_N == label).nonzero()[:, 0]
+            rows = rows[torch.randperm(len(rows), generator=generator)]
+            fold_N[rows] = torch.arange(len(rows)) % count if len(rows) > 1 else -1
+        pairs = []
+        for fold in range(count):
+            held = (fold_N == fold).nonzero()[:, 0].tolist()
+            if held:
+                pairs.append((self.at((fold_N != fold).nonzero()[:, 0].tolist()), self.at(held)))
+        return pairs
+
+
+def read_support(ref: str) -> Domain:
+    """The labelled examples of a file, checked: at least two classes.
+
+    Raises:
+        DataError: no examples, one class, or far too many for a support set.
+    """
+    domain = load_domain(ref)
+    if len(domain.classes) < 2:
+        raise DataError(f"{ref} holds one class, {domain.classes[0]!r}; a task needs examples of at least two")
+    if len(domain) > MAX_EXAMPLES:
+        raise DataError(f"{ref} holds {len(domain)} examples; a support set has at most {MAX_EXAMPLES}: give a sample")
+    return domain
+
+
+def encode(network: Network, domain: Domain, rows: Sequence[int] | None = None, labels: Any = None) -> Support:
+    """The examples of a domain as inputs of a network."""
+    chosen = np.arange(len(domain)) if rows is None else np.asarray(rows)
+    label_N = torch.as_tensor(domain.label_N[chosen] if labels is None else labels)
+    classes = domain.classes if labels is None else tuple(map(str, range(int(label_N.max()) + 1)))
+    if network.takes_text != (domain.kind == "text"):
+        raise DataError(f"{domain.name} holds {domain.kind}s, which these models do not take; give another support")
+    if domain.kind == "image":
+        return Support(image_inputs(network, [domain.content[int(row)] for row in chosen]), label_N, classes)
+    tokens = tokenise(network, domain)
+    texts = [tokens[int(row)] for row in chosen]
+    ids_NT = torch.full((len(texts), max(map(len, texts))), tokens.pad, dtype=torch.long)
+    mask_NT = torch.zeros_like(ids_NT)
+    for place, ids in enumerate(texts):
+        ids_NT[place, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
+        mask_NT[place, : len(ids)] = 1
+    return Support({"input_ids": ids_NT, "attention_mask": mask_NT}, label_N, classes)
+
+
+def support_scores(feature_ND: Tensor, label_N: Tensor) -> Tensor:
+    r"""Scores of every example against every class, from class means that leave the example itself out (eq. C28).
+
+    .. math:: s_{ic} = -\sigma \| f_i - \mu_c^{(-i)} \|^2
+
+    A class of one example keeps its mean, so it can only be pushed away from the others.
+    """
+    num_classes = int(label_N.max()) + 1
+    onehot_NC = functional.one_hot(label_N, num_classes).to(feature_ND.dtype)
+    sum_CD, count_C = onehot_NC.T @ feature_ND, onehot_NC.sum(0)
+    mean_CD = sum_CD / count_C.clamp_min(1)[:, None]
+    score_NC = -torch.cdist(feature_ND[None], mean_CD[None])[0].square()
+    own_count_N = count_C[label_N]
+    others_ND = (sum_CD[label_N] - feature_ND) / (own_count_N - 1).clamp_min(1)[:, None]
+    own_N = -(feature_ND - others_ND).square().sum(-1)
+    alone_N = own_count_N < 2
+    own_N = torch.where(alone_N, score_NC.gather(1, label_N[:, None])[:, 0], own_N)
+    score_NC = score_NC.scatter(1, label_N[:, None], own_N[:, None])
+    score_NC = score_NC.masked_fill(count_C == 0, -torch.inf)
+    return _SCALE * score_NC
+
+
+def support_loss(network: Network, support: Support) -> Tensor:
+    """Cross-entropy of a network on a support set.
+
+    An embedding is judged by the class means of the support itself, each example left out of its own; a classifier
+    whose labels are the support's by its logits.
+    """
+    output = read_out(network, support.inputs)
+    if network.readout == "logits":
+        return functional.cross_entropy(output, _class_numbers(network, support))
+    return functional.cross_entropy(support_scores(output, support.label_N), support.label_N)
+
+
+def support_accuracy(network: Network, support: Support) -> float:
+    """Share of the support that is classified rightly, each embedding judged without itself."""
+    with torch.no_grad():
+        output = read_out(network, support.inputs)
+        if network.readout == "logits":
+            return float((output.argmax(-1) == _class_numbers(network, support)).double().mean())
+        return float((support_scores(output, support.label_N).argmax(-1) == support.label_N).double().mean())
+
+
+def held_out_loss(network: Network, fitted: Support, held: Support) -> float:
+    """Cross-entropy on examples held out, by the class means of those fitted on."""
+    with torch.no_grad():
+        query = read_out(network, held.inputs)
+        if network.readout == "logits":
+            return float(functional.cross_entropy(query, _class_numbers(network, held)))
+        feature = read_out(network, fitted.inputs)
+        onehot = functional.one_hot(fitted.label_N, len(fitted.classes)).to(feature.dtype)
+        mean = (onehot.T @ feature) / onehot.sum(0).clamp_min(1)[:, None]
+        score = -_SCALE * torch.cdist(query[None], mean[None])[0].square()
+        score = score.masked_fill(onehot.sum(0) == 0, -1e4)
+        return float(functional.cross_entropy(score, held.label_N))
+
+
+def _class_numbers(network: Network, support: Support) -> Tensor:
+    known = getattr(getattr(network.module, "config", None), "label2id", None) or {}
+    missing = [name for name in support.classes if name not in known]
+    if missing:
+        raise DataError(
+            f"the sources classify {', '.join(list(known)[:6])}, not {missing[0]!r}; give sources without a classifier "
+            "(embeddings), or a support with their labels"
+        )
+    return torch.tensor([int(known[name]) for name in support.classes])[support.label_N]

@@ -288,7 +288,7 @@ def test_the_penalty_is_tuned_to_the_budget_and_reuses_evaluations():
         known_sigma(0.02),
         SearchConfig(epsilon=0.1),
         Uncompensated(_WidthToo(), None, cost),
-        START,
+        [START],
         cost=lambda arch: cost(arch)["latency"].value,
         budget=budget,
     )

@@ -24,7 +24,7 @@ def penalised(
     radius: Radius,
     config: SearchConfig,
     neighbours: Uncompensated,
-    start: Setting,
+    starts: Sequence[Setting],
     *,
     cost: Callable[[Setting], float],
     budget: float,
@@ -32,13 +32,16 @@ def penalised(
 ) -> Found:
     r"""Maximises :math:`f - \lambda g / B` with :math:`\lambda` tuned to hit the budget (eq. I20).
 
-    Bisection on a logarithmic scale, every search sharing what was evaluated before it; the best result within the
-    budget is returned, or the cheapest where none is.
+    Bisection on a logarithmic scale; every penalty gets the same share of the evaluations and reuses those before it.
+    The best result within the budget is returned, or the cheapest where none is.
     """
     low, high = 1e-2, 1e3
-    found: list[Found] = []
-    for _ in range(num_penalties):
+    found: list[tuple[float, Found]] = []
+    limit = sampler.max_evaluations
+    for number in range(num_penalties):
         penalty = (low * high) ** 0.5
+        if limit is not None:
+            sampler.max_evaluations = limit * (number + 1) / num_penalties
         sampler.rewind()
         search = Search(
             space,
@@ -47,18 +50,16 @@ def penalised(
             config,
             utility=lambda arch, value, penalty=penalty: value - penalty * cost(arch) / budget,  # type: ignore[misc]
         )
-        one = search.run(neighbours, [start])
-        found.append(one)
+        one = search.run(neighbours, starts)
+        found.append((one.utility.mean + penalty * cost(one.arch) / budget, one))
         if cost(one.arch) > budget:
             low = penalty
         else:
             high = penalty
-        if sampler.left < 1:
-            break
-    within = [one for one in found if cost(one.arch) <= budget]
+    within = [pair for pair in found if cost(pair[1].arch) <= budget]
     if not within:
-        return min(found, key=lambda one: cost(one.arch))
-    return max(within, key=lambda one: one.utility.mean)
+        return min((one for _, one in found), key=lambda one: cost(one.arch))
+    return max(within, key=lambda pair: pair[0])[1]
 
 
 def random_local(

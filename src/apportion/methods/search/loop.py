@@ -43,6 +43,7 @@ class SearchConfig:
     climb: bool = True
     climb_samples: tuple[int, int] = (1, 3)
     climb_share: float = 0.5
+    num_climbs: int = 3
     max_sweeps: int = 100
 
     def __post_init__(self) -> None:
@@ -143,10 +144,10 @@ class Search:
             self.journal.note("start", starts[0], _readings(begin), {"starts": [dict(start) for start in starts]})
         if self.config.climb:
             ends = []
-            for number, start in enumerate(starts):
+            climbs = self._promising(starts)
+            for number, start in enumerate(climbs):
                 here = _State(start, neighbours.rebased(start), {start}, [start])
-                share = self.config.climb_share * (number + 1) / len(starts)
-                self._climb(here, share)
+                self._climb(here, self.config.climb_share * (number + 1) / len(climbs))
                 ends.append(here)
             measured = [one for one in ends if self.evidence.num_pulls(one.arch)] or ends
             state = max(measured, key=lambda one: self.evidence.mean(one.arch))
@@ -164,6 +165,17 @@ class Search:
     def _groups(self) -> list[list[str]]:
         layers = list(self.space.layers)
         return [layers] if self.config.scope == "neighbourhood" else [[layer] for layer in layers]
+
+    def _promising(self, starts: Sequence[Setting]) -> list[Setting]:
+        """The starts to climb from: the first, and the best of the others after one evaluation each."""
+        first, *others = starts
+        room = self.sampler.left if self.sampler.max_evaluations is None else 0.25 * self.sampler.max_evaluations
+        others = others[: max(0, int(min(room, 10**6)) - 1)]
+        if not others or not self._draw(self.evidence)(starts[: len(others) + 1]):
+            return [first]
+        best = sorted(others, key=self.evidence.mean, reverse=True)
+        ranked = sorted([first, *best[: self.config.num_climbs - 1]], key=self.evidence.mean, reverse=True)
+        return ranked[: self.config.num_climbs]
 
     def _climb(self, state: _State, share: float) -> None:
         """Follows means until a whole round changes nothing, or its share of the evaluations is used."""

@@ -38,8 +38,8 @@ class Clock:
         anchor: Setting,
         store: Store,
         *,
-        seconds: float = 2.0,
-        processes: int = 2,
+        seconds: float = 1.2,
+        processes: int = 1,
         memory: bool = False,
     ) -> None:
         self.space, self.targets, self.anchor, self.store = space, targets, anchor, store
@@ -55,7 +55,7 @@ class Clock:
         """The anchor's own latencies, from several processes."""
         for target in self.targets:
             if target.name not in self._base:
-                session = self._session(target, [self.anchor])
+                session = self._session(target, [self.anchor], processes=3)
                 if session.failures:
                     failure = next(iter(session.failures.values()))
                     raise MeasureError(
@@ -95,18 +95,33 @@ class Clock:
             self.on_step(self.num_measured)
         return dict(found)
 
-    def _session(self, target: Target, archs: Sequence[Setting]) -> Session:
+    def check(self, arch: Setting) -> Costs:
+        """One architecture beside the anchor in three fresh processes, which a decision of consequence needs."""
+        if arch == self.anchor:
+            return self.measure([arch])[arch]
+        found = dict(self._memory(arch)) if self.memory else {}
+        for target in self.targets:
+            session = self._session(target, [self.anchor, arch], processes=3).require()
+            ratio, anchor = session.ratio(digest(arch), _ANCHOR), self.base()[self.key(target)].value
+            found[self.key(target)] = Reading(
+                value=ratio.value * anchor, unit="ms", stderr=ratio.stderr * anchor, count=ratio.count
+            )
+        return found
+
+    def _session(self, target: Target, archs: Sequence[Setting], processes: int | None = None) -> Session:
+        processes = processes or self.processes
         what = {
             "space": self.space.name,
             "archs": [dict(arch) for arch in archs],
             "anchor": dict(self.anchor),
             "target": target.to_json(),
             "seconds": self.seconds,
-            "processes": self.processes,
+            "processes": processes,
         }
-        return Session.from_json(self.store.get_or_make(what, lambda: self._measure_now(target, archs).to_json()))
+        stored = self.store.get_or_make(what, lambda: self._measure_now(target, archs, processes).to_json())
+        return Session.from_json(stored)
 
-    def _measure_now(self, target: Target, archs: Sequence[Setting]) -> Session:
+    def _measure_now(self, target: Target, archs: Sequence[Setting], processes: int) -> Session:
         from apportion.models.save import save
 
         with tempfile.TemporaryDirectory() as scratch:
@@ -117,7 +132,7 @@ class Clock:
                 name = _ANCHOR if arch == self.anchor else digest(arch)
                 candidates.append(Candidate(name=name, ref=str(folder)))
             seconds = self.seconds * max(1.0, len(archs) / 4)
-            return measure(candidates, target, Shape(), processes=self.processes, seconds=seconds, tolerance=0.005)
+            return measure(candidates, target, Shape(), processes=processes, seconds=seconds, tolerance=0.01)
 
     def _memory(self, arch: Setting) -> dict[str, Reading]:
         from apportion.device.memory import AllocatedPeak

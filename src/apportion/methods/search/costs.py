@@ -113,6 +113,11 @@ class MeasuredIsoCost:
             raise ApportionError(f"{dict(arch)} could not be measured; choose another start")
         return known
 
+    def correct(self, arch: Setting, measured: Costs) -> None:
+        """Takes a better measurement of an architecture; whether it is in the band is judged on it from now on."""
+        self._known[arch] = measured
+        self._cache.clear()
+
     def _make(self, arch: Setting, layer: str) -> list[Neighbour | Infeasible]:
         wide = Band(
             anchor={key: Reading(value=one.value, unit=one.unit) for key, one in self.band.anchor.items()},

@@ -24,7 +24,8 @@ class SearchRunConfig:
     """What a search was asked for; saved in its folder, and what makes a run the same run.
 
     ``targets`` are names; several must all be in their band. ``sigma`` is the noise of one evaluation, None to estimate
-    it from ``pilot`` evaluations of the anchor. ``align`` is the grid of widths, None to use the target's usual one.
+    it from ``pilot`` evaluations of the anchor. ``train_on`` is the torch device of the trainings. ``align`` is the
+    grid of widths, None to use the target's usual one.
     """
 
     space: str
@@ -39,13 +40,14 @@ class SearchRunConfig:
     pilot: int = 6
     rule: str = "lucb"
     max_evaluations: int = 150
-    steps: int = 60
+    steps: int = 100
     final_steps: int = 400
     image_size: int | None = None
     num_train: int | None = None
     align: int | None = None
     memory: bool = False
     calibration: int = 16
+    train_on: str = "cpu"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -144,11 +146,6 @@ class SearchFolder:
         if not isinstance(content, dict):
             raise ApportionError(f"{path} is damaged; start the search again in another folder")
         return content
-
-
-def is_search(path: Path) -> bool:
-    """Whether a folder holds a search."""
-    return (path / FILE).is_file()
 
 
 def identity(config: SearchRunConfig) -> str:

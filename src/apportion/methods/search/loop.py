@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from apportion.core.knob import Setting
-from apportion.core.meter import Reading
 from apportion.errors import ApportionError
 from apportion.methods.search.band import Costs
 from apportion.methods.search.evidence import Evidence, Interval, Radius
@@ -29,8 +28,8 @@ class SearchConfig:
     ``pooled`` keeps all samples of an architecture for good and spends delta over architectures (every decision at the
     full epsilon); ``per-layer`` is the paper's: fresh samples at every layer, epsilon / L and delta / L each, delta
     over sweeps ``s`` by 1 / (s (s + 1)). ``scope``: arms of one layer at a time, or of the whole neighbourhood.
-    ``climb`` first follows means from every start, which costs few samples and at most ``climb_share`` of the
-    evaluations; the best goes on, and the claim comes from the sweeps afterwards.
+    ``climb`` first follows means from the ``num_climbs`` most promising starts, which costs few samples and at most
+    ``climb_share`` of the evaluations; the best goes on, and the claim comes from the sweeps afterwards.
     """
 
     epsilon: float
@@ -41,9 +40,9 @@ class SearchConfig:
     settle: Literal["better", "best"] = "better"
     initial: int = 1
     climb: bool = True
-    climb_samples: tuple[int, int] = (1, 3)
+    climb_samples: tuple[int, int] = (1, 2)
     climb_share: float = 0.5
-    num_climbs: int = 3
+    num_climbs: int = 2
     max_sweeps: int = 100
 
     def __post_init__(self) -> None:
@@ -53,8 +52,8 @@ class SearchConfig:
             raise ApportionError(f"confidence is {self.confidence!r}; give a share above 0 and below 1, such as 95%")
         if self.rule not in RULES:
             raise ApportionError(f"unknown selection rule {self.rule!r}; possible are {', '.join(RULES)}")
-        if self.initial < 1 or self.max_sweeps < 1:
-            raise ApportionError("initial samples and sweeps must be at least 1")
+        if min(self.initial, self.max_sweeps, self.num_climbs, *self.climb_samples) < 1:
+            raise ApportionError("initial samples, climbs and sweeps must be at least 1")
 
     @property
     def delta(self) -> float:
@@ -141,7 +140,7 @@ class Search:
         state = _State(starts[0], neighbours, {starts[0]}, [starts[0]])
         begin = neighbours.costs(starts[0])
         if self.journal.step == 0:
-            self.journal.note("start", starts[0], _readings(begin), {"starts": [dict(start) for start in starts]})
+            self.journal.note("start", starts[0], begin, {"starts": [dict(start) for start in starts]})
         if self.config.climb:
             ends = []
             climbs = self._promising(starts)
@@ -280,7 +279,7 @@ class Search:
         self.journal.note(
             "move",
             decision.choice,
-            _readings(costs),
+            costs,
             told,
             excess=state.neighbours.excess(costs),
             accepted=decision.moved,
@@ -303,7 +302,3 @@ class _State:
             self.visited.add(self.arch)
             self.path.append(self.arch)
         return decision.moved
-
-
-def _readings(costs: Costs) -> dict[str, Reading]:
-    return dict(costs)

@@ -20,9 +20,9 @@ from apportion.methods.search.spaces.blocks import BlockSpace
 class Recipe:
     """How a candidate is trained: AdamW with a cosine schedule; ``steps`` by fidelity. The same for all candidates."""
 
-    steps: Mapping[str, int] = field(default_factory=lambda: {FULL: 60})
-    batch: int = 64
-    learning_rate: float = 4e-3
+    steps: Mapping[str, int] = field(default_factory=lambda: {FULL: 100})
+    batch: int = 32
+    learning_rate: float = 1e-2
     weight_decay: float = 0.05
     shift: int = 1
 
@@ -107,6 +107,7 @@ class TrainingProxy:
     images: Images
     recipe: Recipe = field(default_factory=Recipe)
     seed: int = 0
+    device: str = "cpu"
 
     def evaluate(self, request: Request) -> float:
         split = self.images.split()
@@ -123,10 +124,11 @@ class TrainingProxy:
         torch.set_num_threads(1)
         try:
             network = self.space.build(request.arch, seed)
-            _fit(network.module, *self.images.split().train, self.recipe, steps, seed)
+            x_NCHW, label_N = (part.to(self.device) for part in self.images.split().train)
+            _fit(network.module.to(self.device), x_NCHW, label_N, self.recipe, steps, seed)
         finally:
             torch.set_num_threads(threads)
-        return network
+        return network.replace(module=network.module.cpu())
 
 
 def _fit(module: Any, x_NCHW: Any, label_N: Any, recipe: Recipe, steps: int, seed: int) -> None:
@@ -141,7 +143,7 @@ def _fit(module: Any, x_NCHW: Any, label_N: Any, recipe: Recipe, steps: int, see
     for _ in range(steps):
         if len(order_N) < recipe.batch:
             order_N = torch.randperm(len(x_NCHW), generator=generator)
-        rows, order_N = order_N[: recipe.batch], order_N[recipe.batch :]
+        rows, order_N = order_N[: recipe.batch].to(x_NCHW.device), order_N[recipe.batch :]
         batch = x_NCHW[rows]
         if recipe.shift:
             down, right = torch.randint(-recipe.shift, recipe.shift + 1, (2,), generator=generator).tolist()

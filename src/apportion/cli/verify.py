@@ -16,13 +16,22 @@ Example: apportion verify runs/minilm
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="Folder that fit wrote.", metavar="RUN", show_default=False)],
+    run: Annotated[Path, typer.Argument(help="Folder that fit or search wrote.", metavar="RUN", show_default=False)],
     model: Annotated[str | None, typer.Option(help="The original, where it came from a factory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     from apportion.cli.show import Bars, print_result
-    from apportion.methods.compress.verify import verify
 
-    result = verify(run, model, Bars(quiet=as_json))
-    print_result(result, as_json=as_json)
+    bars = Bars(quiet=as_json)
+    if (run / "search.json").is_file():
+        from apportion.cli.search import print_verified
+        from apportion.methods.search.verify import verify as verify_search
+
+        result = verify_search(run, bars)
+        print_verified(result, as_json=as_json)
+    else:
+        from apportion.methods.compress.verify import verify
+
+        result = verify(run, model, bars)
+        print_result(result, as_json=as_json)
     return Exit.MET if result["met"] else Exit.NOT_MET

@@ -207,11 +207,15 @@ def _config(folder: Path) -> tuple[Any, Any]:
 
 def _own_architectures(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Architectures of ours, made known to transformers when a config names one; loading them takes seconds."""
-    if fields.get("model_type") != "efficientnet_lite":
-        return {}
-    from apportion.models import backbones
+    if fields.get("model_type") == "efficientnet_lite":
+        from apportion.models import backbones
 
-    return backbones.ARCHITECTURES
+        return backbones.ARCHITECTURES
+    if fields.get("model_type") in ("apportion_mobile_cnn", "apportion_small_encoder"):
+        from apportion.models import templates
+
+        return templates.ARCHITECTURES
+    return {}
 
 
 def _build(folder: Path, config: Any, model_class: Any, headers: Mapping[str, TensorInfo]) -> Any:

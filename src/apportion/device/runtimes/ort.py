@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class OnnxRuntime:
         if target.precision == "int8dyn":
             quantize_dynamic(prepared, folder / INT8)
         else:
-            self._quantise_static(folder, prepared)
+            self._quantise_static(folder, prepared, getattr(network.module, "fp32_parts", ()))
         prepared.unlink()
         (folder / MODEL).unlink()
 
@@ -47,7 +48,8 @@ class OnnxRuntime:
         inputs = read_inputs(folder, [given.name for given in session.get_inputs()])
         return lambda: session.run(None, inputs)
 
-    def _quantise_static(self, folder: Path, prepared: Path) -> None:
+    def _quantise_static(self, folder: Path, prepared: Path, fp32_parts: Sequence[str]) -> None:
+        """All that can be in int8, but for the parts named, whose nodes the exporter calls after them."""
         from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
         from apportion.device.runtimes.inputs import calibration_inputs
@@ -63,6 +65,8 @@ class OnnxRuntime:
         import onnx
 
         names = {given.name for given in onnx.load(folder / MODEL, load_external_data=False).graph.input}
+        nodes = [node.name for node in onnx.load(prepared, load_external_data=False).graph.node]
+        left = [name for name in nodes if any(f"/module/{part}/" in name for part in fp32_parts)]
         quantize_static(
             prepared,
             folder / INT8,
@@ -71,6 +75,7 @@ class OnnxRuntime:
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             per_channel=True,
+            nodes_to_exclude=left,
         )
 
 

@@ -1,0 +1,110 @@
+"""A search end to end on a small budget: a certified network in its folder, verified in a fresh process, resumable."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+OPTIONS = ("--evaluations", "14", "--steps", "4", "--final-steps", "6", "--image-size", "8", "--tolerance", "30%")
+
+
+def apportion(*args):
+    return subprocess.run(
+        [sys.executable, "-m", "apportion", *map(str, args)], capture_output=True, text=True, timeout=600
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("search") / "run"
+    done = apportion("search", "mobile-cnn", *OPTIONS, "-o", folder, "--json")
+    assert done.returncode in (0, 4), done.stderr
+    return folder, json.loads(done.stdout), done.returncode
+
+
+@pytest.mark.slow
+def test_a_search_leaves_network_trace_and_result(run):
+    folder, result, code = run
+    assert (code == 0) == result["met"]
+    assert result["num_evaluations"] <= 14
+    assert (folder / "model" / "model.safetensors").is_file()
+    trace = json.loads((folder / "trace.json").read_text())
+    assert trace
+    assert all(step["arms"] for step in trace)
+    low, high = result["band"]["latency@torch-cpu-1t"]
+    assert low < result["anchor"]["costs"]["latency@torch-cpu-1t"]["value"] < high
+    assert all(width % 8 == 0 for name, width in result["arch"].items() if name.endswith(".width"))
+
+
+@pytest.mark.slow
+def test_a_finished_search_is_returned_as_it_is_and_another_is_refused(run):
+    folder, result, _ = run
+    again = apportion("search", "mobile-cnn", *OPTIONS, "-o", folder, "--json")
+    assert json.loads(again.stdout) == result
+    other = apportion("search", "mobile-cnn", *OPTIONS, "--seed", 7, "-o", folder)
+    assert other.returncode == 2
+    assert "other settings" in other.stderr
+    assert other.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on_from_its_ledger(run, tmp_path):
+    folder, result, _ = run
+    half = tmp_path / "half"
+    shutil.copytree(folder, half)
+    (half / "result.json").unlink()
+    lines = (half / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (half / "ledger.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]))
+    resumed = apportion("search", "mobile-cnn", *OPTIONS, "-o", half, "--json")
+    told = json.loads(resumed.stdout)
+    assert told["arch"] == result["arch"]
+    assert told["claim"] == result["claim"]
+
+
+@pytest.mark.slow
+def test_verify_measures_again_and_refuses_another_network(run, tmp_path):
+    folder, result, _ = run
+    if not result["met"]:
+        pytest.skip("the clock disagreed on this machine; nothing was certified")
+    done = apportion("verify", folder, "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == (0 if told["met"] else 4)
+    assert set(told["final"]) == {"latency@torch-cpu-1t"}
+    forged = tmp_path / "forged"
+    shutil.copytree(folder, forged)
+    shutil.rmtree(forged / "model")
+    shutil.copytree(forged / "anchor", forged / "model")
+    if (folder / "model/model.safetensors").read_bytes() != (folder / "anchor/model.safetensors").read_bytes():
+        refused = apportion("verify", forged)
+        assert refused.returncode == 2
+        assert "not the network that was certified" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("resnet",), "possible are mobile-cnn, small-encoder, nasbench201"),
+        (("nasbench201",), "can't be built"),
+        (("mobile-cnn", "--tolerance", "0%"), "between 0 and 1"),
+        (("mobile-cnn", "--tolerance", "much"), "is no share"),
+        (("mobile-cnn", "--confidence", "100%"), "between 0 and 1"),
+        (("mobile-cnn", "--epsilon", "0"), "above 0 that matters"),
+        (("mobile-cnn", "--rule", "best"), "lucb, elimination, uniform"),
+        (("mobile-cnn", "--target", "toaster"), "unknown target"),
+        (("mobile-cnn", "--data", "no-such"), "no domain"),
+        (("mobile-cnn", "--workers", "0"), "at least 1"),
+        (("mobile-cnn", "--budget", "5 parsecs"), "parsecs"),
+        (("mobile-cnn", "--anchor", "no-such.json"), "can't read an architecture"),
+        (("mobile-cnn", "--evaluations", "0"), "at least 1"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(args, told, tmp_path):
+    done = apportion("search", *args, "-o", tmp_path / "run")
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()

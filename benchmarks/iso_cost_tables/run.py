@@ -211,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three devices, one data set, three seeds")
     quick = parser.parse_args().quick
-    devices, datasets, num_seeds = (DEVICES[:3], DATASETS[1:2], 3) if quick else (DEVICES, DATASETS, 12)
+    devices, datasets, num_seeds = (DEVICES[:3], DATASETS[1:2], 3) if quick else (DEVICES, DATASETS, 8)
     began = time.perf_counter()
     bench = Bench()
     problems = [

@@ -37,7 +37,9 @@ def command(
     final_steps: Annotated[int, typer.Option(help="Steps of the result's training.")] = 400,
     data: Annotated[str, typer.Option(help="Images: a domain of apportion tasks list, or a folder.")] = "digits",
     image_size: Annotated[int | None, typer.Option(help="Side of the images; default the space's.")] = None,
-    align: Annotated[int | None, typer.Option(help="Widths are multiples of it; default 8, or 16 for int8.")] = None,
+    align: Annotated[
+        int | None, typer.Option(help="Widths are multiples of it; default: audited on the target.")
+    ] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Peak activation memory must stay in its band too.")] = False,
     workers: Annotated[int, typer.Option(help="Processes for trainings; results don't depend on it.")] = 1,
     seed: Annotated[int, typer.Option(help="Of data splits, trainings and calibration.")] = 0,

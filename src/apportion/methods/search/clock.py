@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from scipy.optimize import nnls
 
 from apportion.core.knob import Setting
 from apportion.core.meter import Reading
+from apportion.cost.grid import GridAudit, audit_grid
 from apportion.device.measure import Candidate, Session, Shape, measure
 from apportion.device.store import Store
 from apportion.device.target import Target
@@ -22,6 +24,7 @@ from apportion.methods.search.spaces.blocks import BlockSpace
 
 _ANCHOR = "anchor"
 _AT_ONCE = 10
+AUDITED = (16, 20, 24, 28, 32, 40, 48, 56, 64)
 
 
 class Clock:
@@ -138,6 +141,24 @@ class Clock:
         from apportion.device.memory import AllocatedPeak
 
         return {"memory": AllocatedPeak().read(self.space.build(arch))}
+
+
+def audit_widths(space: BlockSpace, target: Target, store: Store, widths: Sequence[int] = AUDITED) -> GridAudit:
+    """Which multiples of a width a target likes: every block at each width in turn, judged by the grid audit (K25).
+
+    Its ``step`` is the grid to search on; the span of its inversions is the K that bracketing allows for.
+    """
+    fine = replace(space, align=math.gcd(*widths), min_width=min(widths), precisions=space.precisions)
+    start = fine.start()
+    archs = {
+        width: Setting({**start, **{f"{layer}.width": width for layer in fine.layers}}) for width in sorted(widths)
+    }
+    clock = Clock(fine, [target], archs[max(widths)], store, seconds=2.5)
+    measured = clock.measure(list(archs.values()))
+    readings = {width: measured[arch][clock.key(target)] for width, arch in archs.items() if arch in measured}
+    return audit_grid(
+        list(readings), [one.value for one in readings.values()], [one.stderr for one in readings.values()]
+    )
 
 
 def digest(arch: Setting) -> str:

@@ -27,7 +27,7 @@ from apportion.device.target import Target, machine
 from apportion.errors import BudgetError, InfeasibleError
 from apportion.methods.search.anchors import recompensate
 from apportion.methods.search.band import Band, Costs
-from apportion.methods.search.clock import Clock, Work
+from apportion.methods.search.clock import Clock, Work, audit_widths
 from apportion.methods.search.costs import MeasuredIsoCost, Recalibrated
 from apportion.methods.search.evidence import known_sigma
 from apportion.methods.search.folder import SearchFolder, SearchRunConfig
@@ -65,13 +65,15 @@ def search(
     with progress.stage("try the targets"):
         targets = [working_target(name) for name in config.targets]
     space = block_space(config, targets)
-    proxy = training_proxy(config, space)
     with progress.stage("load the images"):
-        proxy.images.split()
+        training_proxy(config, space).images.split()
     run = folder.start(config)
     finished = folder.result()
     if finished is not None:
         return finished
+    with progress.stage("audit the grid of widths"):
+        space, span = _on_grid(config, space, targets, Store(folder.store))
+    proxy = training_proxy(config, space)
     anchor = _anchor_of(config, space)
     clock = Clock(space, targets, anchor, Store(folder.store), memory=config.memory)
     with progress.stage("measure the anchor"):
@@ -81,7 +83,7 @@ def search(
         estimate = Recalibrated(_calibrated(config, space, clock), base)
         clock.on_step = None
     band, begin = _band(config, space, clock, estimate, base, anchor)
-    near = MeasuredIsoCost(space, band, estimate, clock.measure)
+    near = MeasuredIsoCost(space, band, estimate, clock.measure, span=span)
     with Ledger(folder.ledger, run=run) as ledger:
         journal = Journal(ledger)
         with progress.stage("search at equal cost") as update:
@@ -166,6 +168,16 @@ def block_space(config: SearchRunConfig, targets: list[Target]) -> BlockSpace:
         image_size=config.image_size or space.image_size,
         num_classes=len(load_domain(config.data).classes),
     )
+
+
+def _on_grid(config: SearchRunConfig, space: BlockSpace, targets: list[Target], store: Store) -> tuple[BlockSpace, int]:
+    """The space on the grid that every target likes, and how far apart costs may be out of order on it (K24, K25)."""
+    if config.align is not None:
+        return space, 0
+    audits = [audit_widths(space, target, store) for target in targets]
+    align = max([space.align, *(audit.step or 0 for audit in audits)])
+    spans = [row.span for audit in audits for row in audit.rows if row.step == align]
+    return replace(space, align=align), max(spans, default=0)
 
 
 def training_proxy(config: SearchRunConfig, space: BlockSpace) -> TrainingProxy:
@@ -312,6 +324,7 @@ def _report(
         "num_evaluations": found.num_evaluations,
         "num_moves": found.num_moves,
         "num_measured": clock.num_measured,
+        "align": clock.space.align,
         "estimate_error": {key: None if one is None else one.eta for key, one in errors.items()},
         "quality_before": quality[ANCHOR].to_json(),
         "quality_after": quality[FINAL].to_json(),

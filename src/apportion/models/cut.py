@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from apportion.errors import ModelError
-from apportion.models.channels import input_weight, mixes_channels, num_channels, remove_channels
-from apportion.models.network import Edits, Network
+from apportion.models.channels import mixes_channels, num_channels, remove_channels, side_layer, side_weight
+from apportion.models.network import Network
 from apportion.models.partition import Module, Partition
 from apportion.models.skip import Skip, as_output, first_tensor, skip_blocks
 
@@ -33,9 +34,10 @@ def mask(network: Network, partition: Partition, keep: Keep, *, share_weights: b
     for (name, side), dropped in _dropped(network, partition, parts).items():
         layer = _layer(module, name)
         if layer is not None and side == "in" and mixes_channels(layer):
-            weight, dim = input_weight(layer)
+            weight, dim = side_weight(layer, "in")
             index = torch.tensor(dropped, dtype=torch.long, device=weight.device)
-            layer.weight = nn.Parameter(weight.detach().index_fill(dim, index, 0.0), weight.requires_grad)
+            reader = side_layer(layer, "in")
+            reader.weight = nn.Parameter(weight.detach().index_fill(dim, index, 0.0), weight.requires_grad)
     return network.replace(module=module)
 
 
@@ -76,7 +78,8 @@ def slice_network(network: Network, partition: Partition, keep: Keep, *, share_w
     skip_blocks(module, skips)
     return network.replace(
         module=module,
-        edits=Edits(
+        edits=replace(
+            edits,
             widths=widths,
             attributes=attributes,
             skips={**edits.skips, **skips},
@@ -116,6 +119,12 @@ def _dropped(network: Network, partition: Partition, parts: Any) -> dict[tuple[s
             for channel in range(len(owners[0][0]))
         ]
         now = [channel for channel, there in enumerate(present) if there]
+        layer = _layer(network.module, key[0])
+        if layer is not None and num_channels(layer, key[1]) != len(now):
+            raise ModelError(
+                f"{key[0]} has {num_channels(layer, key[1])} {key[1]} channels where the partition counts {len(now)}; "
+                "it was cut by another partition: trace the network again"
+            )
         result[key] = [
             index
             for index, channel in enumerate(now)

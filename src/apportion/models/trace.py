@@ -71,7 +71,7 @@ def trace(module: nn.Module, inputs: Mapping[str, Tensor]) -> Trace:
     graph = _dependency_graph(module, inputs)
     names = {layer: name for name, layer in module.named_modules()}
     position = {name: index for index, name in enumerate(names.values())}
-    shared = _shared_weights(module)
+    shared = shared_weights(module)
     result = Trace([], {})
     in_attention: set[nn.Module] = set()
     for region in _attention_regions(graph):
@@ -149,7 +149,8 @@ def _innermost(error: BaseException) -> str:
     return f"op {name!r}"
 
 
-def _shared_weights(module: nn.Module) -> set[nn.Module]:
+def shared_weights(module: nn.Module) -> set[nn.Module]:
+    """The layers whose weight is another layer's, too."""
     owners: dict[int, list[nn.Module]] = {}
     for layer in module.modules():
         weight = layer._parameters.get("weight")

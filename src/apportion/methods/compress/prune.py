@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from apportion.core.knob import Choice, Knob, Value
@@ -10,6 +11,7 @@ from apportion.models.network import Network
 from apportion.models.partition import Partition
 
 PREFIX = "prune"
+GLOBAL = "prune-all"
 
 
 def prune_knobs(partition: Partition, *, num_steps: int = 8) -> list[Knob]:
@@ -29,3 +31,26 @@ class Prune:
         name = knob.name.removeprefix(f"{PREFIX}.")
         assert isinstance(value, int)
         return slice_network(model, self.partition, self.partition.keep({name: value}))
+
+
+def global_knob(sizes: Mapping[float, Mapping[str, int]]) -> Knob:
+    """One knob for all modules: the share of their parameters that the units kept hold; ``sizes`` says which units."""
+    return Choice(GLOBAL, sorted(sizes), granularity="global")
+
+
+@dataclass(frozen=True)
+class PruneAll:
+    """Slices all modules at once, as one order over the units of all of them says (``global_sizes``)."""
+
+    partition: Partition
+    sizes: Mapping[float, Mapping[str, int]]
+
+    def apply(self, model: Network, knob: Knob, value: Value) -> Network:
+        knob.check(value)
+        assert isinstance(value, float)
+        left = {name: set(units) for name, units in self.partition.kept_in(model).items()}
+        keep = {
+            name: tuple(sorted(left[name].intersection(units)))  # a module's own knob may have cut it further
+            for name, units in self.partition.keep(self.sizes[value]).items()
+        }
+        return slice_network(model, self.partition, keep)

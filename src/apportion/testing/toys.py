@@ -191,6 +191,47 @@ def rough_toy(generator: random.Random, *, num_knobs: int = 3, num_values: int =
     return Toy(knobs, meters)
 
 
+@dataclass
+class LayeredQuality:
+    """One minus a loss per knob that grows with the square of what is removed; within a layer losses add to more."""
+
+    weights: Mapping[str, float]
+    num_values: int
+    coupling: float
+    unit: str = "accuracy"
+
+    def read(self, model: Setting) -> Reading:
+        last = self.num_values - 1
+        lost = {name: self.weights[name] * (1 - int(value) / last) ** 2 for name, value in model.items()}
+        by_layer: dict[str, list[float]] = {}
+        for name, loss in lost.items():
+            by_layer.setdefault(name.rsplit(".", 1)[0], []).append(loss)
+        together = (math.sqrt(a * b) for part in by_layer.values() for a, b in itertools.combinations(part, 2))
+        return Reading(value=1.0 - math.fsum(lost.values()) - self.coupling * math.fsum(together), unit=self.unit)
+
+
+def layered_toy(generator: random.Random, *, num_layers: int = 5, num_values: int = 5, coupling: float = 0.5) -> Toy:
+    """A network of alike layers: heads lose less than neurons, the ends lose more than the middle, each a bit its own.
+
+    Networks drawn by different generators have that much in common, so it can be learned from one for the next.
+    """
+    weights: dict[str, float] = {}
+    terms: dict[str, dict[Value, float]] = {}
+    knobs = []
+    for index in range(num_layers):
+        from_middle = abs(index / (num_layers - 1) - 0.5) if num_layers > 1 else 0.0
+        for part, weight, cost_ms in (("heads", 0.02, 1.0), ("neurons", 0.06, 2.0)):
+            knob = Choice(f"prune.layer{index}.{part}", range(num_values))
+            knobs.append(knob)
+            weights[knob.name] = weight * (0.5 + 2.0 * from_middle) * math.exp(generator.gauss(0.0, 0.4))
+            terms[knob.name] = {value: cost_ms * value / (num_values - 1) for value in range(num_values)}
+    meters: dict[str, Meter[Setting]] = {
+        "latency": Additive(terms, unit="ms", base=1.0),
+        "quality": LayeredQuality(weights, num_values, coupling),
+    }
+    return Toy(tuple(knobs), meters)
+
+
 @dataclass(frozen=True)
 class Layer:
     """One layer of a network that can be pruned (fewer channels) and quantised (fewer bits)."""

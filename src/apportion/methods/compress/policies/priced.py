@@ -157,4 +157,4 @@ class _Descent:
 
 
 def _excess(over_L: np.ndarray) -> np.ndarray:
-    return np.where(over_L > ROUNDING, over_L, 0.0).sum(axis=-1)
+    return np.asarray(np.where(over_L > ROUNDING, over_L, 0.0).sum(axis=-1))

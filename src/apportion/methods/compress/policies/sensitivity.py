@@ -17,7 +17,8 @@ class Table:
     .. math:: \Delta Q_{kv} = Q(M_0) - Q(T(M_0, k, v)), \quad \Delta C_{kv} = C(T(M_0, k, v)) - C(M_0)
 
     ``start`` holds the readings of :math:`M_0`, ``alone`` those of :math:`T(M_0, k, v)` by knob name and value. It is
-    read off the ledger, so a resumed run reads nothing twice.
+    read off the ledger, so a resumed run reads nothing twice. Knobs that restore quality instead of saving cost have no
+    place in it.
     """
 
     knobs: tuple[Knob, ...]
@@ -34,7 +35,8 @@ class Table:
                 alone.setdefault((row.knob, row.value), row.readings)
             if row.kind == "move" and row.accepted:
                 break
-        return cls(tuple(knobs), quality, rows[0].readings, alone)
+        saving = tuple(knob for knob in knobs if not getattr(knob, "restores", False))
+        return cls(saving, quality, rows[0].readings, alone)
 
     def missing(self) -> list[tuple[Knob, Value]]:
         """What has still to be read, knob by knob, each from its dearest value down."""

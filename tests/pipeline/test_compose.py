@@ -54,3 +54,25 @@ def test_mistakes_are_one_line_and_leave_nothing(apportion, tmp_path, args, part
     write(tmp_path / "other", state)
     one_line(apportion("compose", *args, "-o", "out", "--json"), 2, *parts)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "parts"),
+    [
+        ("text,label\nhello,a\nworld,a\n", (), ("one class",)),
+        ("text,label\n", (), ("none",)),
+        ("text,label\nhello,a\nworld,b\n", ("--method", "ties"), ("ties",)),
+        ("text,label\nhello,a\nworld,b\n", ("--residual", "many"), ("many",)),
+        ("text,label\nhello,a\nworld,b\n", ("--budget", "20MB"), ("20MB",)),
+    ],
+)
+def test_a_support_that_makes_no_task_is_one_line(apportion, tmp_path, text, args, parts):
+    family(tmp_path, 2)
+    (tmp_path / "task.csv").write_text(text)
+    one_line(apportion("compose", "s0", "s1", "--support", "task.csv", *args, "-o", "out", "--json"), 2, *parts)
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_of_a_search_need_a_support(apportion, tmp_path):
+    family(tmp_path, 2)
+    one_line(apportion("compose", "s0", "s1", "--max-sources", "1", "-o", "out", "--json"), 2, "--support")

@@ -144,3 +144,33 @@ def check(
         print(f"{name}: {distance:.4f} of its size away from {first.name}")
     print(f"{len(sources)} sources fit one another")
     return Exit.MET
+
+
+@app.command("align")
+def align_source(
+    reference: Annotated[
+        str, typer.Argument(help="Checkpoint to align to: folder, built-in name or name in the store.")
+    ],
+    other: Annotated[str, typer.Argument(help="Checkpoint whose heads and neurons are reordered.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write the reordered copy to.", metavar="OUT")],
+    data: Annotated[
+        str | None, typer.Option(help="Inputs to match activations on; by weights where left out. As in apportion fit.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the choice of inputs.")] = 0,
+    as_json: Json = False,
+) -> int:
+    """Reorders heads, neurons and channels of a checkpoint to match another, so that both can be mixed.
+
+    Example: apportion sources align ./one ./other -o other-aligned
+    """
+    from apportion.methods.compose.align import align_folders
+
+    result = align_folders(reference, other, out, data=data, seed=seed)
+    if as_json:
+        print(json.dumps(result))
+        return Exit.MET
+    print(
+        f"{result['moved']} of {result['units']} units moved; distance to {reference} "
+        f"{result['distance_before']:.4f} before, {result['distance_after']:.4f} after: {out}"
+    )
+    return Exit.MET

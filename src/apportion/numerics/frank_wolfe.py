@@ -4,7 +4,6 @@ The linear oracle over a simplex is exact: the source whose gradient is least. S
 each (one where a vector is given), S sources.
 """
 
-# ruff: noqa: N815 (shape letters end the names of arrays)
 from __future__ import annotations
 
 import math

@@ -31,24 +31,34 @@ def kth_magnitude(pieces: Callable[[], Iterable[NDArray[np.float32]]], k: int) -
         >>> kth_magnitude(lambda: [np.float32([3, -1]), np.float32([-2, 2])], 2)
         (2.0, 1)
     """
-    upper = np.zeros(_HALF, np.int64)
+    upper, lower = np.zeros(_HALF, np.int64), np.zeros(_HALF, np.int64)
+    split = _Split()
     for piece_N in pieces():
-        upper += np.bincount(_bits(piece_N) >> np.uint32(16), minlength=_HALF)
+        upper += np.bincount(split.upper_bits(piece_N)[1], minlength=_HALF)
     if not 1 <= k <= int(upper.sum()):
         raise ValueError(f"k {k} is not possible for {int(upper.sum())} numbers")
     chosen, above = _bin(upper, k)
-    lower = np.zeros(_HALF, np.int64)
     for piece_N in pieces():
-        bits_N = _bits(piece_N)
-        inside = bits_N[(bits_N >> np.uint32(16)) == chosen] & np.uint32(_HALF - 1)
-        lower += np.bincount(inside, minlength=_HALF)
+        bits_N, upper_N = split.upper_bits(piece_N)
+        lower += np.bincount(bits_N[upper_N == chosen] & np.uint32(_HALF - 1), minlength=_HALF)
     last, before = _bin(lower, k - above)
     threshold = np.uint32(chosen * _HALF + last).view(np.float32)
     return float(threshold), k - above - before
 
 
-def _bits(piece_N: NDArray[np.float32]) -> NDArray[np.uint32]:
-    return np.abs(piece_N).view(np.uint32)
+class _Split:
+    """Bit patterns of magnitudes, and their upper halves as bincount takes them; its arrays are used again."""
+
+    def __init__(self) -> None:
+        self.magnitude_N, self.upper_N = np.empty(0, np.float32), np.empty(0, np.intp)
+
+    def upper_bits(self, piece_N: NDArray[np.float32]) -> tuple[NDArray[np.uint32], NDArray[np.intp]]:
+        size = len(piece_N)
+        if len(self.upper_N) < size:
+            self.magnitude_N, self.upper_N = np.empty(size, np.float32), np.empty(size, np.intp)
+        bits_N = np.abs(piece_N, out=self.magnitude_N[:size]).view(np.uint32)
+        np.right_shift(bits_N, np.uint32(16), out=self.upper_N[:size])
+        return bits_N, self.upper_N[:size]
 
 
 def _bin(count: NDArray[np.int64], k: int) -> tuple[int, int]:

@@ -237,3 +237,19 @@ def test_a_blend_refuses_names_that_the_network_does_not_have(blended):
 
     with pytest.raises(ModelError, match=r"other\.weight"):
         Blend(blend.network, [Renamed()])
+
+
+def test_a_task_seen_before_is_remembered_in_any_order_and_forgotten_when_anything_changes(
+    folders, task, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = ComposeConfig(sources=tuple(map(str, folders)), method="oracle")
+    first = compose_for(config, TaskConfig(support=str(task)), tmp_path / "a")
+    lines = task.read_text().splitlines()
+    task.write_text("\n".join([lines[0], *reversed(lines[1:])]) + "\n")
+    second = compose_for(config, TaskConfig(support=str(task)), tmp_path / "b")
+    assert "remembered" not in first["search"]
+    assert second["search"] == {"remembered": True}
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    other = compose_for(config, TaskConfig(support=str(task), max_sources=1), tmp_path / "c")
+    assert "remembered" not in other["search"]

@@ -35,7 +35,7 @@ def stack_of(*values, base=None):
 
 def merged(recipe, stack, block=7):
     combine = recipe.plan(stack)
-    return np.concatenate([combine(start, stop) for start, stop in blocks(stack.size, block)])
+    return np.concatenate([combine(start, stop).copy() for start, stop in blocks(stack.size, block)])
 
 
 def drawn(seed, count=3, size=50, scale=1.0):

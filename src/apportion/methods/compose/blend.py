@@ -49,9 +49,15 @@ def module_groups(names: Sequence[str]) -> dict[str, list[str]]:
 class Blend:
     """A network that can be set to any mixture of its sources plus edits."""
 
-    def __init__(self, network: Network, sources: Sequence[Source], groups: Mapping[str, Sequence[str]] | None = None):
+    def __init__(
+        self,
+        network: Network,
+        sources: Sequence[Source],
+        groups: Mapping[str, Sequence[str]] | None = None,
+        copied: Sequence[str] = (),
+    ) -> None:
         self.network, self.sources = network, sources
-        self.parameters = _parameters(network.module, sources[0])
+        self.parameters = _parameters(network.module, sources[0], copied)
         self.groups = {"all": list(self.parameters)} if groups is None else groups
         self.row = {name: row for row, names in enumerate(self.groups.values()) for name in names}
         self.edits: dict[str, Tensor] = {}
@@ -103,12 +109,12 @@ class Blend:
         return value, inner_LS
 
 
-def _parameters(module: nn.Module, first: Source) -> dict[str, Tensor]:
-    """The module's tensors that the sources hold, by the sources' names."""
+def _parameters(module: nn.Module, first: Source, copied: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors of the module that are mixed, by the names that the sources give them."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     found = {}
     for name, stored in first.tensors.items():
-        if not stored.mixable:
+        if not stored.mixable or name in copied:
             continue
         if name not in state or tuple(state[name].shape) != stored.shape:
             raise ModelError(f"transformers knows the tensor {name!r} of {first.ref!r} under another name or shape")

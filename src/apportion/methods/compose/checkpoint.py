@@ -4,7 +4,6 @@ Only the window that is asked for is mapped, so neither memory nor address space
 checkpoints. Everything here is numpy: merging needs no torch. Shape letter: N numbers of a block.
 """
 
-# ruff: noqa: N815 (shape letters end the names of arrays)
 from __future__ import annotations
 
 import json
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +48,6 @@ COMPANIONS = (
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 )
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 _SCALES = {"_scale": 1.0, ".SCB": 127.0}  # compressed-tensors, bitsandbytes: what the integers are divided by
 
 
@@ -85,6 +83,7 @@ class Checkpoint:
         if not folder.is_dir():
             raise ModelError(f"no checkpoint {str(folder)!r}; give a folder with config.json and model.safetensors")
         self.tensors: Mapping[str, Stored] = _with_scales(_find_tensors(folder))
+        self._open: dict[Path, BinaryIO] = {}
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -95,7 +94,7 @@ class Checkpoint:
         """Numbers ``start`` to ``stop`` of a tensor in row-major order, as float32; a view of the file where it can."""
         stored = self.tensors[name]
         stop = stored.size if stop is None else stop
-        raw_N = read_window(stored.path, _PLAIN[stored.dtype], stored.start, start, stop)
+        raw_N = map_window(self._handle(stored.path), _PLAIN[stored.dtype], stored.start, start, stop)
         if stored.scale_R is None:
             return to_float32(raw_N, stored.dtype)
         number_N = raw_N.astype(np.float32)
@@ -103,6 +102,12 @@ class Checkpoint:
             return number_N * stored.scale_R[0]
         row_N = np.arange(start, stop) // (stored.size // stored.shape[0])
         return number_N * stored.scale_R[row_N]
+
+    def _handle(self, path: Path) -> BinaryIO:
+        """The file of a shard, kept open; closed with the checkpoint."""
+        if path not in self._open:
+            self._open[path] = path.open("rb", buffering=0)
+        return self._open[path]
 
     def read_bytes(self, name: str) -> bytes:
         """A whole tensor as it is stored; for small ones that are not mixed (positions, counters)."""
@@ -124,20 +129,22 @@ def blocks(size: int, block: int = BLOCK) -> Iterator[tuple[int, int]]:
 
 
 def read_window(path: Path, kind: str, offset: int, start: int, stop: int) -> NDArray[Any]:
-    """Numbers ``start`` to ``stop`` of an array that begins at byte ``offset`` of a file; unmapped when let go."""
+    """Numbers ``start`` to ``stop`` of an array that begins at byte ``offset`` of a file."""
+    with path.open("rb", buffering=0) as file:
+        return map_window(file, kind, offset, start, stop)
+
+
+def map_window(file: BinaryIO, kind: str, offset: int, start: int, stop: int) -> NDArray[Any]:
+    """The same of an open file: a view of its pages, unmapped when it is let go."""
     dtype = np.dtype(kind)
     if stop <= start:
         return np.empty(0, dtype)
     first = offset + start * dtype.itemsize
     page = first - first % mmap.ALLOCATIONGRANULARITY
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if os.fstat(handle).st_size < first + (stop - start) * dtype.itemsize:
-            raise ModelError(f"{path} became shorter while it was read; fetch it again")
-        length = first - page + (stop - start) * dtype.itemsize
-        window = mmap.mmap(handle, length, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ, offset=page)
-    finally:
-        os.close(handle)
+    length = first - page + (stop - start) * dtype.itemsize
+    if os.fstat(file.fileno()).st_size < page + length:
+        raise ModelError(f"{file.name} became shorter while it was read; fetch it again")
+    window = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=page)
     return np.frombuffer(window, dtype, stop - start, first - page)
 
 

@@ -3,7 +3,6 @@
 Shape letters: L blocks, S sources.
 """
 
-# ruff: noqa: N815 (shape letters end the names of arrays)
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from apportion.core.budget import Budget
 from apportion.core.progress import Progress
@@ -17,6 +21,7 @@ from apportion.methods.compose.folder import refuse_foreign
 from apportion.methods.compose.prices import measure_prices
 from apportion.methods.compose.recipes import Linear
 from apportion.methods.compose.support import Support, encode, read_support
+from apportion.methods.compose.taskcache import cached_choice, task_key
 from apportion.models.load import load
 from apportion.tasks.domain import Domain
 
@@ -60,7 +65,10 @@ def compose_for(
     opened = open_all(config, store)
     with tempfile.TemporaryDirectory(prefix="apportion-") as scratch:
         blend, support = prepare(config, opened, domain, Path(scratch) / "model", task.block_weights, progress)
-        choice = _choose(config, task, blend, support, progress)
+        key = task_key(
+            domain, opened.sources, {"method": config.method, "seed": config.seed, **asdict(replace(task, support=""))}
+        )
+        choice = _remembered(key, lambda: _choose(config, task, blend, support, progress))
     weight_S = [float(weight) for weight in choice.weight_LS.mean(0)]
     by_tensor = {name: [float(w) for w in choice.weight_LS[blend.row[name]]] for name in blend.parameters}
     edits = {name: edit.numpy().reshape(-1) for name, edit in choice.edits.items()}
@@ -85,9 +93,27 @@ def prepare(
     average = Linear(weight_S=(1.0,) * len(opened.sources))
     write(replace(config, method="soup", dtype="F32", weights=None), opened, average, scratch, progress=progress)
     network = load(str(scratch), tokens=8)
-    names = [name for name, stored in opened.sources[0].tensors.items() if stored.mixable]
-    blend = Blend(network, opened.sources, layer_groups(names) if by_layer else None)
+    first = opened.sources[0]
+    names = [name for name, stored in first.tensors.items() if stored.mixable and name not in opened.copied]
+    blend = Blend(network, opened.sources, layer_groups(names) if by_layer else None, opened.copied)
     return blend, encode(network, domain)
+
+
+def _remembered(key: Mapping[str, Any], make: Callable[[], Choice]) -> Choice:
+    """A choice from the cache of tasks, or made and kept there."""
+    made: list[Choice] = []
+
+    def arrays() -> dict[str, Any]:
+        choice = make()
+        made.append(choice)
+        edits = {f"edit/{name}": edit.numpy() for name, edit in choice.edits.items()}
+        return {"weight": choice.weight_LS.numpy(), "loss": np.array([choice.loss]), **edits}
+
+    found = cached_choice(key, arrays)
+    if made:
+        return made[0]
+    edits = {name.removeprefix("edit/"): torch.from_numpy(a) for name, a in found.items() if name.startswith("edit/")}
+    return Choice(torch.from_numpy(found["weight"]), float(found["loss"][0]), edits, {"remembered": True})
 
 
 def _choose(

@@ -50,7 +50,7 @@ def write_merged(
     total = start + sum(size for _, _, size in layout.values())
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        _allocate(handle, total, path)
+        _allocate(handle, total)
         _write(handle, header, 0)
         offsets, position = {}, start
         for name, (_, _, size) in layout.items():
@@ -58,7 +58,7 @@ def write_merged(
             position += size
         with (progress or Silent()).stage(f"merging {len(sources)} sources") as update:
             work = _Work(handle, recipe, sources, base, layout, offsets, plain, update)
-            work.run(threads or min(4, len(os.sched_getaffinity(0))))
+            work.run(threads or min(4, _num_cores()))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise ModelError(
@@ -159,8 +159,14 @@ def _header(layout: Mapping[str, tuple[str, tuple[int, ...], int]]) -> tuple[Flo
     return np.frombuffer(raw, np.uint8), len(raw)  # type: ignore[return-value]
 
 
-def _allocate(handle: int, total: int, path: Path) -> None:
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _allocate(handle: int, total: int) -> None:
     """Takes the room on disk at once, so that a full disk is known before the work is done."""
+    if not hasattr(os, "posix_fallocate"):
+        return
     try:
         os.posix_fallocate(handle, 0, total)
     except OSError as error:

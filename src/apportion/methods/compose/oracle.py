@@ -7,7 +7,6 @@ nothing is gained. Exact for the weights (the gap certifies it), a heuristic for
 NP-hard. Shape letters: S sources, D parameters, L blocks.
 """
 
-# ruff: noqa: N815 (shape letters end the names of arrays)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

@@ -5,7 +5,6 @@ r"""What a composition costs to serve, and how it is kept within a budget (eq. C
 Shape letters: L blocks, S sources, D parameters.
 """
 
-# ruff: noqa: N815 (shape letters end the names of arrays)
 from __future__ import annotations
 
 import statistics

@@ -1,23 +1,26 @@
 r"""Merging recipes, one equation each, computed block by block so that a few blocks are all the memory they need.
 
 A recipe's ``plan`` may look at a whole tensor first (a threshold, an angle), block by block too; what it returns makes
-the merged numbers ``start`` to ``stop`` and is called in rising order. Sums run over the sources in the order given and
-products are rounded before they are added, so results are the same on every machine and for every number of threads.
+the merged numbers ``start`` to ``stop`` and is called in rising order. It returns the same array every time, so that no
+memory is asked for in the loop: fresh pages cost more than the arithmetic.
+
+Sums run over the sources in the order given and products are rounded before they are added, so results are the same on
+every machine and for every number of threads.
 
 Symbols: :math:`\theta^{(r)}` a source, :math:`\theta_0` the base, :math:`\delta_r = \theta^{(r)} - \theta_0`.
 Shape letters: N numbers of a block, S sources.
 """
 
-# ruff: noqa: N815 (shape letters end the names of arrays)
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apportion.errors import ModelError
 from apportion.methods.compose.checkpoint import Floats, blocks
@@ -26,6 +29,23 @@ from apportion.numerics.topk import kth_magnitude
 
 Combine: TypeAlias = Callable[[int, int], Floats]
 _F32 = np.float32
+
+
+class Scratch:
+    """Arrays by name that are used again and again."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, NDArray[Any]] = {}
+
+    def get(self, name: str, size: int, dtype: type = np.float32) -> NDArray[Any]:
+        if name not in self._arrays or len(self._arrays[name]) < size:
+            self._arrays[name] = np.empty(size, dtype)
+        return self._arrays[name][:size]
+
+    def zeros(self, name: str, size: int) -> Floats:
+        array_N = self.get(name, size)
+        array_N.fill(0)
+        return array_N
 
 
 class Recipe(Protocol):
@@ -62,13 +82,10 @@ class Linear:
         if self.normalise and not (math.isfinite(total) and total != 0):
             raise ModelError(f"the weights of {stack.name!r} sum to {total:g}; give weights with another sum")
         edit = self.edits.get(stack.name)
-        buffer_N: Floats = np.empty(0, np.float32)
+        scratch = Scratch()
 
         def combine(start: int, stop: int) -> Floats:
-            nonlocal buffer_N
-            if len(buffer_N) != stop - start:
-                buffer_N = np.empty(stop - start, np.float32)
-            sum_N = np.zeros(stop - start, np.float32)
+            buffer_N, sum_N = scratch.get("product", stop - start), scratch.zeros("sum", stop - start)
             for place, weight in weights:
                 np.multiply(stack.read(place, start, stop), weight, out=buffer_N)
                 sum_N += buffer_N
@@ -96,11 +113,13 @@ class TaskArithmetic:
         return self.weight_S
 
     def plan(self, stack: Stack) -> Combine:
+        scratch = Scratch()
+
         def combine(start: int, stop: int) -> Floats:
             base_N = stack.read_base(start, stop)
-            sum_N = np.zeros(stop - start, np.float32)
+            sum_N, delta_N = scratch.zeros("sum", stop - start), scratch.get("delta", stop - start)
             for place, weight in enumerate(self.weight_S):
-                delta_N = np.subtract(stack.read(place, start, stop), base_N)
+                np.subtract(stack.read(place, start, stop), base_N, out=delta_N)
                 delta_N *= _F32(weight)
                 sum_N += delta_N
             if self.scale != 1:
@@ -140,12 +159,14 @@ class Ties:
 
     def plan(self, stack: Stack) -> Combine:
         trims = [Trim.of(stack, place, self.density) for place in range(len(self.weight_S))]
+        scratch = Scratch()
 
         def combine(start: int, stop: int) -> Floats:
             base_N = stack.read_base(start, stop)
-            vote = _Vote(stop - start)
+            vote, delta_N = _Vote(scratch, stop - start), scratch.get("delta", stop - start)
             for place, weight in enumerate(self.weight_S):
-                vote.add(trims[place].apply(np.subtract(stack.read(place, start, stop), base_N)), weight)
+                np.subtract(stack.read(place, start, stop), base_N, out=delta_N)
+                vote.add(trims[place].apply(delta_N, scratch), weight)
             return _onto(base_N, vote.result(self.normalise), self.scale)
 
         return combine
@@ -180,18 +201,19 @@ class Dare:
         share = keep / 65536
         key = int.from_bytes(hashlib.sha256(stack.name.encode()).digest()[:8], "little")
 
+        scratch = Scratch()
+
         def dropped(place: int, start: int, base_N: Floats, stop: int) -> Floats:
-            delta_N = np.subtract(stack.read(place, start, stop), base_N)
+            delta_N = np.subtract(stack.read(place, start, stop), base_N, out=scratch.get("delta", len(base_N)))
             if keep < 65536:
                 generator = np.random.SFC64(np.random.SeedSequence((self.seed, place, key, start)))
                 draw_N = generator.random_raw(-(-len(delta_N) // 4)).view(np.uint16)[: len(delta_N)]
-                delta_N *= np.less(draw_N, np.uint16(keep))
+                delta_N *= np.less(draw_N, np.uint16(keep), out=scratch.get("keep", len(delta_N), np.bool_))
             return delta_N
 
         def combine(start: int, stop: int) -> Floats:
             base_N = stack.read_base(start, stop)
-            vote = _Vote(stop - start)
-            sum_N = np.zeros(stop - start, np.float32)
+            vote, sum_N = _Vote(scratch, stop - start), scratch.zeros("sum", stop - start)
             for place, weight in enumerate(self.weight_S):
                 delta_N = dropped(place, start, base_N, stop)
                 if self.elect:
@@ -254,18 +276,21 @@ class Trim:
         if size >= stack.size:
             return cls(0.0, stack.size)
 
+        scratch = Scratch()
+
         def pieces() -> Iterator[Floats]:
             for start, stop in blocks(stack.size):
-                yield np.subtract(stack.read(place, start, stop), stack.read_base(start, stop))
+                delta_N = scratch.get("delta", stop - start)
+                yield np.subtract(stack.read(place, start, stop), stack.read_base(start, stop), out=delta_N)
 
         return cls(*kth_magnitude(pieces, size))
 
-    def apply(self, delta_N: Floats) -> Floats:
+    def apply(self, delta_N: Floats, scratch: Scratch) -> Floats:
         """Zeroes what is trimmed, in place."""
-        magnitude_N = np.abs(delta_N)
-        keep_N = magnitude_N >= self.threshold
-        tied_N = magnitude_N == self.threshold
+        magnitude_N = np.abs(delta_N, out=scratch.get("magnitude", len(delta_N)))
+        tied_N = np.equal(magnitude_N, self.threshold, out=scratch.get("tied", len(delta_N), np.bool_))
         num_tied = int(np.count_nonzero(tied_N))
+        keep_N = np.greater_equal(magnitude_N, self.threshold, out=scratch.get("keep", len(delta_N), np.bool_))
         if num_tied > self.ties_left:
             keep_N[np.flatnonzero(tied_N)[self.ties_left :]] = False
         self.ties_left -= min(num_tied, self.ties_left)
@@ -276,25 +301,31 @@ class Trim:
 class _Vote:
     """Sums of the positive and the negative parts, and of the weights behind each."""
 
-    def __init__(self, size: int) -> None:
-        self.positive_N, self.negative_N = np.zeros(size, np.float32), np.zeros(size, np.float32)
-        self.for_N, self.against_N = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    def __init__(self, scratch: Scratch, size: int) -> None:
+        self.scratch, self.size = scratch, size
+        self.positive_N, self.negative_N = scratch.zeros("positive", size), scratch.zeros("negative", size)
+        self.for_N, self.against_N = scratch.zeros("for", size), scratch.zeros("against", size)
 
     def add(self, delta_N: Floats, weight: float) -> None:
+        part_N, which_N = self.scratch.get("part", self.size), self.scratch.get("which", self.size, np.bool_)
         delta_N *= _F32(weight)
-        self.positive_N += np.maximum(delta_N, _F32(0))
-        self.negative_N += np.minimum(delta_N, _F32(0))
-        self.for_N += np.multiply(delta_N > 0, _F32(weight))
-        self.against_N += np.multiply(delta_N < 0, _F32(weight))
+        self.positive_N += np.maximum(delta_N, _F32(0), out=part_N)
+        self.negative_N += np.minimum(delta_N, _F32(0), out=part_N)
+        self.for_N += np.multiply(np.greater(delta_N, 0, out=which_N), _F32(weight), out=part_N)
+        self.against_N += np.multiply(np.less(delta_N, 0, out=which_N), _F32(weight), out=part_N)
 
     def result(self, normalise: bool) -> Floats:
-        plus_N = (self.positive_N + self.negative_N) >= 0
-        sum_N = self.positive_N * plus_N + self.negative_N * ~plus_N
+        """Of every number the part that won: a sum of zero or more elects plus."""
+        part_N, plus_N = self.scratch.get("part", self.size), self.scratch.get("which", self.size, np.bool_)
+        np.greater_equal(np.add(self.positive_N, self.negative_N, out=part_N), 0, out=plus_N)
+        for won_N, lost_N in ((self.positive_N, self.negative_N), (self.for_N, self.against_N)):
+            won_N *= plus_N
+            lost_N *= np.logical_not(plus_N, out=self.scratch.get("minus", self.size, np.bool_))
+            won_N += lost_N
         if normalise:
-            total_N = self.for_N * plus_N + self.against_N * ~plus_N
-            total_N += total_N == 0
-            sum_N /= total_N
-        return sum_N
+            self.for_N += np.equal(self.for_N, 0, out=plus_N)
+            self.positive_N /= self.for_N
+        return self.positive_N
 
 
 def _onto(base_N: Floats, sum_N: Floats, scale: float) -> Floats:

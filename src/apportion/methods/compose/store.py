@@ -24,7 +24,7 @@ from apportion.errors import ModelError
 from apportion.methods.compose.checkpoint import BLOCK, FLOATS, Floats, blocks, item_bytes
 from apportion.methods.compose.compat import check_sources
 from apportion.methods.compose.delta import CODINGS, Dense, low_rank, read_low_rank
-from apportion.methods.compose.recipes import Trim
+from apportion.methods.compose.recipes import Scratch, Trim
 from apportion.methods.compose.source import Readable, Source, Stack
 from apportion.models.safefile import read_json
 
@@ -261,7 +261,7 @@ class _Writer:
         for start, stop in blocks(stored.size, CHUNK):
             delta_N = self._delta(stack, start, stop)
             if trim is not None:
-                delta_N = trim.apply(delta_N)
+                delta_N = trim.apply(delta_N, Scratch())
             parts.append(self.block(CODINGS[kind].encode(delta_N)))
             self._count(
                 stack,

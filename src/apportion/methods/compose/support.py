@@ -3,7 +3,6 @@
 Shape letters: N examples, D features, C classes.
 """
 
-# ruff: noqa: N815 (shape letters end the names of arrays)
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -76,6 +75,8 @@ def encode(network: Network, domain: Domain, rows: Sequence[int] | None = None, 
     chosen = np.arange(len(domain)) if rows is None else np.asarray(rows)
     label_N = torch.as_tensor(domain.label_N[chosen] if labels is None else labels)
     classes = domain.classes if labels is None else tuple(map(str, range(int(label_N.max()) + 1)))
+    if network.readout == "token-logits":
+        raise DataError("these models predict tokens; give encoders or classifiers, or merge without --support")
     if network.takes_text != (domain.kind == "text"):
         raise DataError(f"{domain.name} holds {domain.kind}s, which these models do not take; give another support")
     if domain.kind == "image":

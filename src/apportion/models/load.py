@@ -17,6 +17,7 @@ from transformers.initialization import no_init_weights
 
 from apportion.errors import ModelError
 from apportion.models.channels import num_channels, remove_channels
+from apportion.models.factored import break_even, can_factor, factored, replace_layer
 from apportion.models.network import Edits, Network, Origin, Readout
 from apportion.models.registry import BUILT_IN, find_packaged
 from apportion.models.safefile import TensorInfo, read_header, read_json, refuse_pickle, weight_files
@@ -279,6 +280,7 @@ def _read_edits(folder: Path, fields: Mapping[str, Any]) -> Edits:
             },
             skips={name: int(n) for name, n in fields["skips"].items()},
             keep={name: tuple(int(unit) for unit in units) for name, units in fields["keep"].items()},
+            ranks={name: int(rank) for name, rank in fields.get("ranks", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise ModelError(f"{folder}/{EDITS_FILE} can't be read; save the model again") from None
@@ -287,6 +289,11 @@ def _read_edits(folder: Path, fields: Mapping[str, Any]) -> Edits:
 def _apply_edits(folder: Path, module: nn.Module, edits: Edits) -> None:
     """Repeats a slice on a freshly built architecture; nothing in the file can name code or grow a layer."""
     try:
+        for name, rank in edits.ranks.items():  # before widths: a pair is sliced as the layer it stands for
+            plain = _existing(module, name) if name else None
+            if plain is None or not can_factor(plain) or not 0 < rank < break_even(plain):
+                raise ValueError(f"layer {name!r} can't have rank {rank}")
+            replace_layer(module, name, factored(plain, rank))
         for layer_name, sides in edits.widths.items():
             layer = _existing(module, layer_name)
             if layer is None:

@@ -25,17 +25,18 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Edits:
-    """What slicing did to the architecture, enough to repeat it on a freshly built one.
+    """What slicing and factoring did to the architecture, enough to repeat it on a freshly built one.
 
     ``widths`` maps a layer and a side (``out`` or ``in``) to its new number of channels, ``attributes`` a module and
     attribute to the new value, ``skips`` names the blocks left out and their number of outputs; ``keep`` says which
-    units of each module are left.
+    units of each module are left; ``ranks`` the layers that two of a lower rank stand for.
     """
 
     widths: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     skips: Mapping[str, int] = field(default_factory=dict)
     keep: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

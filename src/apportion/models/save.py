@@ -76,6 +76,7 @@ def _write(network: Network, folder: Path) -> None:
             "attributes": {owner: dict(values) for owner, values in edits.attributes.items()},
             "skips": dict(edits.skips),
             "keep": {name: list(units) for name, units in edits.keep.items()},
+            "ranks": dict(edits.ranks),
             "tied": tied,
         },
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import random
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +25,7 @@ from apportion.core.knob import Choice, Setting
 from apportion.core.ledger import Ledger
 from apportion.core.loop import Outcome
 from apportion.core.policy import Greedy
-from apportion.methods.compress.policies.exact import Exact
+from apportion.methods.compress.policies.exact import Exact, silenced
 from apportion.testing.suites import PolicySuite
 from apportion.testing.toys import Additive, Counting, Jittered, Scaled, Toy, composed_toy, concave_toy
 
@@ -187,3 +189,16 @@ def test_noise_of_the_meters_does_not_stop_it():
     result, _ = run(toy, limits(latency_ms=0.5 * start_ms), Exact(), meters={**toy.meters, "latency": cost}, z=1.645)
     assert result.met
     assert result.readings["latency"].upper(1.645) <= 0.5 * start_ms
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no C library by that name")
+def test_what_the_solver_prints_does_not_reach_the_output(capfd):
+    libc = ctypes.CDLL(None)
+    print("before")
+    with silenced():
+        libc.puts(b"stray")
+    print("after")
+    libc.puts(b"own")
+    libc.fflush(None)
+    sys.stdout.flush()
+    assert set(capfd.readouterr().out.split()) == {"before", "after", "own"}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
+import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array, hstack
 
 from apportion.core.policy import Proposal, State
@@ -63,12 +69,12 @@ def _least_loss(problem: Problem, max_nodes: int) -> Solution | None:
     program = _Program(problem)
     loss = np.array([option.loss for options in problem.options for option in options])
     scale = float(np.abs(loss).max(initial=0.0)) or 1.0
-    result = milp(
+    result = _milp(
         loss / scale,
         integrality=np.ones(program.num_options),
         bounds=Bounds(0.0, 1.0),
         constraints=[*program.one_each, LinearConstraint(program.costs, -np.inf, problem.room)],
-        options={"node_limit": max_nodes, "mip_rel_gap": 0.0},
+        max_nodes=max_nodes,
     )
     if result.x is None:
         return None
@@ -86,17 +92,42 @@ def _least_excess(problem: Problem, max_nodes: int) -> Solution | None:
         for rule in program.one_each
     ]
     costs = hstack([program.costs, csr_array(-np.eye(num_limits))])
-    result = milp(
+    result = _milp(
         np.r_[np.zeros(program.num_options), np.ones(num_limits)],
         integrality=np.r_[np.ones(program.num_options), np.zeros(num_limits)],
         bounds=Bounds(0.0, np.r_[np.ones(program.num_options), np.full(num_limits, np.inf)]),
         constraints=[*one_each, LinearConstraint(costs, -np.inf, problem.room)],
-        options={"node_limit": max_nodes, "mip_rel_gap": 0.0},
+        max_nodes=max_nodes,
     )
     if result.x is None:
         return None
     choice = program.choice(result.x)
     return Solution(choice, problem.loss(choice), problem.excess(choice), math.nan)
+
+
+def _milp(*arguments: Any, max_nodes: int, **named: Any) -> OptimizeResult:
+    with silenced():
+        return milp(*arguments, **named, options={"node_limit": max_nodes, "mip_rel_gap": 0.0})
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Drops what C code prints: HiGHS has a stray printf (jump-dev/HiGHS.jl#312) that would spoil ``--json``."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed: nothing to spoil
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        with contextlib.suppress(OSError, TypeError, AttributeError):  # no C library to be asked by this name
+            ctypes.CDLL(None).fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 class _Program:

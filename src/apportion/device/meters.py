@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from apportion.core.meter import Reading
 from apportion.models.network import Network, forward
+from apportion.models.sparse import stored_bytes
 
 _HEADER_BYTES = 160  # of one tensor in a safetensors header, at most
 
@@ -21,13 +22,19 @@ class ParameterCount:
 
 
 class SizeOnDisk:
-    """Bytes of the safetensors file that ``models.save`` writes, bounded from above before it is written."""
+    """Bytes of the safetensors file that ``models.save`` writes, bounded from above before it is written.
+
+    Weights with many zeros count as they are stored there, with the zeros left out.
+    """
 
     unit = "B"
 
     def read(self, model: Network) -> Reading:
         tensors = {tensor.data_ptr(): tensor for tensor in model.module.state_dict().values()}
-        size_bytes = sum(t.numel() * t.element_size() for t in tensors.values()) + _HEADER_BYTES * len(tensors)
+        size_bytes = 0
+        for tensor in tensors.values():
+            stored, dense = stored_bytes(tensor), tensor.numel() * tensor.element_size()
+            size_bytes += stored + (2 if stored < dense else 1) * _HEADER_BYTES
         return Reading(value=float(size_bytes), unit=self.unit)
 
 

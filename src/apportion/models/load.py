@@ -22,6 +22,7 @@ from apportion.models.network import Edits, Network, Origin, Readout
 from apportion.models.registry import BUILT_IN, find_packaged
 from apportion.models.safefile import TensorInfo, read_header, read_json, refuse_pickle, weight_files
 from apportion.models.skip import skip_blocks
+from apportion.models.sparse import unpack, unpacked_headers
 from apportion.models.trace import HEAD_COUNT_NAMES, HEAD_WIDTH_NAMES
 
 EDITS_FILE = "apportion.json"
@@ -131,13 +132,13 @@ def _from_saved(ref: str, folder: Path, batch: int, tokens: int, seed: int, fact
                     f"{path}: {name!r} has {list(headers[name].shape)}, not {list(tensor.shape)}; save it again"
                 )
         _apply_edits(folder, plan, edits)
-        _check_weights(path, plan, headers, fields.get("tied"))
+        _check_weights(path, plan, headers, fields.get("tied"), fields.get("packed", []))
         with _Quiet(), no_init_weights():
             module = _build(folder, config, model_class, headers)
         network = _network(ref, folder, module.eval(), batch, tokens, seed)
     edits = _read_edits(folder, fields)
     _apply_edits(folder, module, edits)
-    _load_weights(path, module, headers, fields.get("tied"))
+    _load_weights(path, module, headers, fields.get("tied"), fields.get("packed", []))
     return network.replace(edits=edits)
 
 
@@ -325,13 +326,16 @@ def _apply_edits(folder: Path, module: nn.Module, edits: Edits) -> None:
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
-def _check_weights(path: Path, module: nn.Module, headers: Mapping[str, TensorInfo], tied: Any) -> dict[str, str]:
+def _check_weights(
+    path: Path, module: nn.Module, headers: Mapping[str, TensorInfo], tied: Any, packed: Any
+) -> dict[str, str]:
+    expected = module.state_dict()
+    headers = unpacked_headers(path, headers, packed, expected)
     aliases = (
         {k: v for k, v in tied.items() if isinstance(v, str) and k not in headers} if isinstance(tied, dict) else {}
     )
     if isinstance(tied, dict) and len(aliases) != len(tied):
         raise ModelError(f"{path}: {next(k for k in tied if k not in aliases)!r} can't be tied; save the model again")
-    expected = module.state_dict()
     for name, tensor in expected.items():
         stored = headers.get(aliases.get(name, name))
         if (
@@ -350,9 +354,9 @@ def _check_weights(path: Path, module: nn.Module, headers: Mapping[str, TensorIn
     return aliases
 
 
-def _load_weights(path: Path, module: nn.Module, headers: Mapping[str, TensorInfo], tied: Any) -> None:
-    aliases = _check_weights(path, module, headers, tied)
-    state = load_file(path)
+def _load_weights(path: Path, module: nn.Module, headers: Mapping[str, TensorInfo], tied: Any, packed: Any) -> None:
+    aliases = _check_weights(path, module, headers, tied, packed)
+    state = unpack(path, load_file(path), packed, module.state_dict())
     module.load_state_dict({name: state[aliases.get(name, name)] for name in module.state_dict()}, strict=True)
     if hasattr(module, "tie_weights"):
         module.tie_weights()

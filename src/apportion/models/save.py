@@ -13,6 +13,7 @@ from torch import Tensor
 from apportion.errors import ModelError
 from apportion.models.load import EDITS_FILE, FORMAT
 from apportion.models.network import Network
+from apportion.models.sparse import pack
 
 _COMPANIONS = (
     "tokenizer.json",
@@ -53,7 +54,8 @@ def save(network: Network, folder: Path) -> None:
 
 def _write(network: Network, folder: Path) -> None:
     tensors, tied = _untied(network.module.state_dict())
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    stored, packed = pack(tensors)
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     if network.origin.factory is None:
         config = network.module.config.to_dict()  # type: ignore[operator, union-attr]
         config.pop("_name_or_path", None)  # where it lay is no part of the model
@@ -78,6 +80,7 @@ def _write(network: Network, folder: Path) -> None:
             "keep": {name: list(units) for name, units in edits.keep.items()},
             "ranks": dict(edits.ranks),
             "tied": tied,
+            "packed": packed,
         },
     )
     for path in folder.rglob("*"):

@@ -123,13 +123,14 @@ def _print(result: dict[str, Any]) -> None:
     changed = {k: v for k, v in result["arch"].items() if v != result["anchor"]["arch"][k]}
     console.print("changed: " + (", ".join(f"{k}={v}" for k, v in changed.items()) or "nothing"), highlight=False)
     claim = result["claim"]
-    bound = "no bound on how much better they may be" if claim["epsilon"] is None else f"{claim['epsilon']:.2f} points"
-    console.print(
-        f"at {claim['confidence']:.0%} confidence no one of {claim['num_neighbours']} neighbours at equal cost is "
-        f"better after the short training by more than {bound} (asked: {claim['asked']:g}); "
-        f"{result['num_evaluations']} trainings, {result['outcome']}",
-        highlight=False,
-    )
+    if claim["epsilon"] is None:
+        text = f"no claim on its {claim['num_neighbours']} neighbours: trainings ran out before each was tried"
+    else:
+        text = (
+            f"at {claim['confidence']:.0%} confidence none of its {claim['num_neighbours']} neighbours at equal cost "
+            f"is better after the short training by more than {claim['epsilon']:.2f} points (asked: {claim['asked']:g})"
+        )
+    console.print(f"{text}; {result['num_evaluations']} trainings, {result['outcome']}", highlight=False)
     verdict = "[bold green]met[/]" if result["met"] else "[bold red]not met[/]"
     console.print(f"{verdict} run folder: {result['run']}", highlight=False, soft_wrap=True)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from apportion.device.target import Target
 from apportion.models.registry import BUILT_IN, find_packaged
 from apportion.models.safefile import folder_digest
 
+MAX_WORKERS = 4
 MAX_CACHE_BYTES = 6 * 10**9
 BUILT = "built"  # an empty file in an artefact's folder, written last
 _VERSIONED = ("apportion", "torch", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "executorch")
@@ -41,8 +44,8 @@ def build_all(
 ) -> dict[str, Path | Failure]:
     """The folder of every candidate's artefact, or why it could not be built.
 
-    Those not in the cache are built one after the other in a child process; a candidate that kills it is recorded, and
-    a new child goes on with the rest.
+    Those not in the cache are shared out to a few child processes; a candidate that kills one is recorded, and a new
+    child goes on with the rest.
     """
     folder = cache_folder() / "builds"
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,31 +55,46 @@ def build_all(
         if place.is_dir():
             os.utime(place)
             done[name] = place
-    while True:
-        wanted = [candidate for candidate in candidates if candidate["name"] not in done]
-        if not wanted:
-            break
-        with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as scratch:
-            drafts = {candidate["name"]: Path(scratch) / str(i) for i, candidate in enumerate(wanted)}
-            job = {
-                "action": "build",
-                "target": target.to_json(),
-                "shape": shape,
-                "candidates": [c | {"folder": str(drafts[c["name"]])} for c in wanted],
-            }
-            ended = run_child(job, target.environment, limits, steps=len(wanted))
-            for name, draft in drafts.items():
-                if (draft / BUILT).is_file():
-                    if not places[name].is_dir():  # else another process built the same meanwhile
-                        draft.rename(places[name])
-                    done[name] = places[name]
-                    on_build()
-            if ended.result is not None:
-                done |= {name: Failure(**failure) for name, failure in ended.result["failures"].items()}
-            elif ended.failure is not None:
-                lost = [ended.culprit] if ended.culprit else list(drafts)
-                done |= {name: ended.failure for name in lost if name not in done}
+    while wanted := [candidate for candidate in candidates if candidate["name"] not in done]:
+        num_workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)), len(wanted))
+        shares = [wanted[first::num_workers] for first in range(num_workers)]
+        with ThreadPoolExecutor(num_workers) as pool:
+            for found in pool.map(lambda share: _build_some(share, places, target, shape, limits, on_build), shares):
+                done |= found
     _trim(folder, keep=set(places.values()))
+    return done
+
+
+def _build_some(
+    wanted: Sequence[dict[str, Any]],
+    places: Mapping[str, Path],
+    target: Target,
+    shape: dict[str, Any],
+    limits: Limits,
+    on_build: Callable[[], None],
+) -> dict[str, Path | Failure]:
+    """Builds candidates one after the other in one child process, up to the first that kills it."""
+    done: dict[str, Path | Failure] = {}
+    with tempfile.TemporaryDirectory(prefix=".draft-", dir=next(iter(places.values())).parent) as scratch:
+        drafts = {candidate["name"]: Path(scratch) / str(i) for i, candidate in enumerate(wanted)}
+        job = {
+            "action": "build",
+            "target": target.to_json(),
+            "shape": shape,
+            "candidates": [c | {"folder": str(drafts[c["name"]])} for c in wanted],
+        }
+        ended = run_child(job, target.environment, limits, steps=len(wanted))
+        for name, draft in drafts.items():
+            if (draft / BUILT).is_file():
+                with contextlib.suppress(OSError):  # another process built the same meanwhile
+                    draft.rename(places[name])
+                done[name] = places[name]
+                on_build()
+        if ended.result is not None:
+            done |= {name: Failure(**failure) for name, failure in ended.result["failures"].items()}
+        elif ended.failure is not None:
+            lost = [ended.culprit] if ended.culprit else list(drafts)
+            done |= {name: ended.failure for name in lost if name not in done}
     return done
 
 

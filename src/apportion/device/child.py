@@ -21,7 +21,7 @@ def main() -> None:
     from apportion.device.target import Target
 
     target = Target(**job["target"])
-    actions = {"build": _build, "time": _time}
+    actions = {"build": _build, "time": _time, "answer": _answer}
     _write(Path(job["result"]), actions[job["action"]](job, target))
 
 
@@ -53,7 +53,9 @@ def _build(job: dict[str, Any], target: Any) -> dict[str, Any]:
 
 def _time(job: dict[str, Any], target: Any) -> dict[str, Any]:
     """Opens every candidate, checks that it computes finite numbers, and times those that do in turns."""
+    from apportion.device.build import cache_folder
     from apportion.device.runtimes import runtime_of
+    from apportion.device.turn import turn
 
     marker = Path(job["marker"])
     runtime = runtime_of(target)
@@ -81,8 +83,29 @@ def _time(job: dict[str, Any], target: Any) -> dict[str, Any]:
 
     timed: dict[str, Any] = {"candidates": {}, "tight": True, "wall_per_cpu": 1.0, "load": 0.0, "steal_ratio": 0.0}
     if steps:
-        timed = time_in_turns(steps, seconds=job["seconds"], tolerance=job["tolerance"], mark=mark)
+        with turn(cache_folder()):
+            timed = time_in_turns(steps, seconds=job["seconds"], tolerance=job["tolerance"], mark=mark)
     return {**timed, "failures": failures, "versions": _versions()}
+
+
+def _answer(job: dict[str, Any], target: Any) -> dict[str, Any]:
+    """Runs an artefact on given inputs and keeps its outputs."""
+    import numpy
+    from safetensors.numpy import load_file, save_file
+
+    from apportion.device.runtimes import runtime_of
+
+    step = runtime_of(target).open(Path(job["artefact"]), target)
+    batches: dict[str, dict[str, Any]] = {}
+    for name, array in load_file(job["given"]).items():
+        number, _, key = name.partition(".")
+        batches.setdefault(number, {})[f"input_{key}" if key.isdigit() else key] = array
+    found = {}
+    for number, batch in batches.items():
+        for place, output in enumerate(step(batch)):
+            found[f"{number}.{place}"] = numpy.ascontiguousarray(output, dtype=numpy.float32)
+    save_file(found, job["found"])
+    return {}
 
 
 def _failure(error: Exception) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from apportion.device.target import Target
 
-Step = Callable[[], Any]
+Step = Callable[..., Any]
 _MODULES = {"torch": "eager", "compile": "eager", "ort": "ort", "openvino": "openvino", "executorch": "executorch"}
 
 
@@ -24,7 +24,10 @@ class Runtime(Protocol):
         """Writes the artefact of a network (a ``models.Network``) into an empty folder, with its inputs."""
 
     def open(self, folder: Path, target: Target) -> Step:
-        """A function that runs the artefact once on its inputs and returns its outputs as arrays or tensors."""
+        """A function that runs the artefact once on its inputs and returns its outputs as arrays or tensors.
+
+        Graph runtimes on the CPU also take other inputs of the same shapes, as arrays by name.
+        """
 
 
 def runtime_of(target: Target) -> Runtime:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from apportion.device.runtimes.inputs import save_inputs
+from apportion.device.runtimes.inputs import save_calibration, save_inputs
+from apportion.device.target import Target
 from apportion.models.network import Network, float_outputs, forward
 
 MODEL = "model.onnx"
@@ -43,6 +44,14 @@ def export_onnx(network: Network, folder: Path) -> None:
             external = size_bytes > _MAX_PROTOBUF_BYTES
             torch.onnx.export(module, inputs, folder / MODEL, dynamo=True, external_data=external, **options)
     save_inputs(folder, dict(zip(input_names(network), network.inputs.values(), strict=True)))
+    if network.calibration:
+        renamed = dict(zip(network.inputs, input_names(network), strict=True))
+        save_calibration(folder, [{renamed[name]: t for name, t in b.items()} for b in network.calibration])
+
+
+def precision_of(network: Network, target: Target) -> str:
+    """What is built: int8 for a network that carries calibration inputs, else what the target's name says."""
+    return network.precision if network.calibration else target.precision
 
 
 def input_names(network: Network) -> list[str]:

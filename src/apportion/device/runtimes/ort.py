@@ -17,17 +17,17 @@ class OnnxRuntime:
     """Exports to ONNX, quantises with ONNX Runtime's own tools, runs with the target's threads."""
 
     def build(self, network: Any, folder: Path, target: Target) -> None:
-        from apportion.device.runtimes.graph import export_onnx
+        from apportion.device.runtimes.graph import export_onnx, precision_of
 
         export_onnx(network, folder)
-        if target.precision == "fp32":
+        if precision_of(network, target) == "fp32":
             return
         from onnxruntime.quantization import quantize_dynamic
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
         prepared = folder / "prepared.onnx"
         quant_pre_process(folder / MODEL, prepared, skip_symbolic_shape=True)
-        if target.precision == "int8dyn":
+        if precision_of(network, target) == "int8dyn":
             quantize_dynamic(prepared, folder / INT8)
         else:
             self._quantise_static(folder, prepared, getattr(network.module, "fp32_parts", ()))
@@ -43,10 +43,10 @@ class OnnxRuntime:
         options.intra_op_num_threads = target.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        path = folder / (MODEL if target.precision == "fp32" else INT8)
+        path = folder / (INT8 if (folder / INT8).is_file() else MODEL)
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         inputs = read_inputs(folder, [given.name for given in session.get_inputs()])
-        return lambda: session.run(None, inputs)
+        return lambda given=None: session.run(None, given or inputs)
 
     def _quantise_static(self, folder: Path, prepared: Path, fp32_parts: Sequence[str]) -> None:
         """All that can be in int8, but for the parts named, whose nodes the exporter calls after them."""

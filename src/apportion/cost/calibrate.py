@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from apportion.core.meter import Reading
@@ -14,6 +14,7 @@ from apportion.cost.parts import Parts
 from apportion.cost.profile import Profile
 from apportion.cost.sample import Sample
 from apportion.cost.sweep import Swept, sweep
+from apportion.cost.view import choose_options, choose_view, resee
 from apportion.device.measure import Shape
 from apportion.device.target import Target, machine
 from apportion.errors import MeasureError
@@ -21,7 +22,7 @@ from apportion.models.network import Network
 from apportion.models.partition import Module, Partition
 
 CHEAPEST = "cheapest"
-NUM_FIT = 24
+NUM_FIT = 32
 ALPHA = 0.05
 _ANCHOR_RIDGE = 1e-3  # a handful of anchors leaves much open; what they don't say is spread evenly
 
@@ -85,10 +86,7 @@ def calibrate(
     anchors = list(anchor_sizes(parts.partition).values())
     drawn: list[Sizes] = [*anchors, *draw_many(parts, num_fit + num_bound, seed)]
     swept = sweep(network, parts, drawn, target, shape, on_chunk=on_share)
-    first_bound = len(anchors) + num_fit
-    to_fit = [whole_sample(parts, swept), *(s for i, s in swept.samples.items() if i < first_bound)]
-    to_bound = [sample for i, sample in swept.samples.items() if i >= first_bound]
-    cost = CostModel.fit(to_fit, parts.signature_of).bounded(to_bound, ALPHA)
+    calibrated = fit_samples(parts, drawn, swept, len(anchors) + num_fit)
     least = swept.samples.get(len(anchors) - 1)
     return Profile(
         model=network.origin.ref,
@@ -96,12 +94,36 @@ def calibrate(
         shape=shape,
         baseline=swept.baseline,
         floor_ms=None if least is None else least.latency_ms,
-        cost=cost,
+        cost=calibrated.cost,
+        grid=calibrated.parts.grid,
+        widths=calibrated.parts.widths,
         seed=seed,
         seconds=time.perf_counter() - began,
         machine=machine(),
         failures={str(i): f"{failure.kind}: {failure.message}" for i, failure in swept.failures.items()},
     )
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A fitted and bounded cost model, and the parts under the view it was fitted in."""
+
+    cost: CostModel
+    parts: Parts
+
+
+def fit_samples(parts: Parts, drawn: Sequence[Sizes], swept: Swept, first_bound: int) -> Calibrated:
+    """Chooses the view and the options, fits to the samples before ``first_bound`` and bounds with the others."""
+    fitted = [i for i in swept.samples if i < first_bound]
+    sizes: list[Sizes] = [{}, *(drawn[i] for i in fitted)]
+    measured = [whole_sample(parts, swept), *(swept.samples[i] for i in fitted)]
+    parts = choose_view(parts, sizes, measured).parts
+    to_fit = resee(parts, sizes, measured)
+    bounding = [i for i in swept.samples if i >= first_bound]
+    to_bound = resee(parts, [drawn[i] for i in bounding], [swept.samples[i] for i in bounding])
+    options = choose_options(to_fit, parts.signature_of)
+    cost = CostModel.fit(to_fit, parts.signature_of, knots=options.knots, ridge=options.ridge)
+    return Calibrated(cost.bounded(to_bound, ALPHA), parts)
 
 
 def whole_sample(parts: Parts, swept: Swept) -> Sample:

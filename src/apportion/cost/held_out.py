@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from apportion.cost.draw import draw_many
 from apportion.cost.parts import Parts
 from apportion.cost.profile import Profile
 from apportion.cost.sample import CostError, Sample
 from apportion.cost.sweep import sweep
-from apportion.models.load import load
+from apportion.models.load import is_factory, load
 from apportion.models.partition import Partition
 
 
@@ -32,11 +31,11 @@ def measure_held_out(
         raise CostError(f"seed {seed} drew the configurations that the profile was calibrated with; give another seed")
     if count < 2:
         raise CostError(f"asked for {count} configurations; give at least 2")
-    if ":" in profile.model and not Path(profile.model).exists() and confirmed != profile.model:
+    if is_factory(profile.model) and confirmed != profile.model:
         raise CostError(f"the profile's model comes from the factory {profile.model!r}; confirm it with --model")
     shape = profile.shape
     network = load(profile.model, batch=shape.batch, tokens=shape.tokens, seed=shape.seed)
-    parts = Parts.of(network, Partition.of(network))
+    parts = Parts.of(network, Partition.of(network)).seen(grid=profile.grid, widths=profile.widths)
     if parts.signature_of != dict(profile.cost.law.signature_of):
         raise CostError(f"{profile.model} has other parts than when the profile was made; calibrate again")
     drawn = draw_many(parts, count, seed)

@@ -3,6 +3,10 @@
 A part is an attention module with its projections, one linear or convolution layer, or what a residual block costs
 beyond its layers. A layer's share is the product of the shares of its input and output channels; a part of a skipped
 block has none. Parts of the same shape have the same signature and one curve.
+
+How sizes become shares is a view that fits the target: kernels that work on 16 channels at a time do the work of the
+next multiple of 16 (``grid``), and where activations and norms are not fused into the layers before them, the width of
+every module has a price of its own (``widths``). ``view.py`` chooses by cross-validation.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from apportion.models.network import Network
 from apportion.models.partition import Partition
 
 BLOCK = "block:"
+WIDTH = "width:"
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Parts:
 
     parts: tuple[Part, ...]
     partition: Partition
+    grid: int = 1
+    spare: tuple[Part, ...] = ()  # the widths, while they are not priced
 
     @classmethod
     def of(cls, network: Network, partition: Partition) -> Parts:
@@ -67,7 +74,26 @@ class Parts:
             for name, _ in module.blocks:
                 kind = type(network.module.get_submodule(name)).__name__
                 parts.append(Part(BLOCK + name, f"block {kind} {flops.get(name, 0):g}", 0.0, 0, (name,)))
-        return cls(tuple(parts), partition)
+        widths = []
+        for module in partition:
+            makers = [member.layer for member in module.members if member.side == "out"]
+            if module.kind != "heads" and makers:
+                inside = tuple(block for block in blocks if makers[0].startswith(f"{block}."))
+                signature = f"width {module.num_units} {flops.get(makers[0], 0):g}"
+                widths.append(Part(WIDTH + module.name, signature, 0.0, 0, inside))
+        return cls(tuple(parts), partition, spare=tuple(widths))
+
+    def seen(self, *, grid: int = 1, widths: bool = False) -> Parts:
+        """The same network under another view: channels count in multiples of ``grid``, widths are priced or not."""
+        plain = tuple(part for part in self.parts if not part.name.startswith(WIDTH))
+        spare = (*self.spare, *(part for part in self.parts if part.name.startswith(WIDTH)))
+        if widths:
+            return Parts((*plain, *spare), self.partition, grid)
+        return Parts(plain, self.partition, grid, spare)
+
+    @property
+    def widths(self) -> bool:
+        return any(part.name.startswith(WIDTH) for part in self.parts)
 
     @property
     def signature_of(self) -> dict[str, str]:
@@ -94,13 +120,20 @@ class Parts:
                 width[member.layer, member.side] = len(member.units)
         sides: dict[str, list[float]] = {}
         for (layer, side), lost in gone.items():
-            sides.setdefault(layer, []).append(1 - len(lost) / width[layer, side])
+            sides.setdefault(layer, []).append(self._rounded(width[layer, side] - len(lost), width[layer, side]))
+        num_units = {module.name: module.num_units for module in self.partition}
         shares = {}
         for part in self.parts:
             if skipped.intersection(part.blocks):
                 shares[part.name] = 0.0
             elif part.name in heads:
                 shares[part.name] = heads[part.name]
+            elif part.name.startswith(WIDTH):
+                units = num_units[part.name.removeprefix(WIDTH)]
+                shares[part.name] = len(kept.get(part.name.removeprefix(WIDTH), range(units))) / units
             else:
                 shares[part.name] = math.prod(sides.get(part.name, ()))
         return shares
+
+    def _rounded(self, num_kept: int, width: int) -> float:
+        return min(width, -(-num_kept // self.grid) * self.grid) / width

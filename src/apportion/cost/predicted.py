@@ -12,14 +12,19 @@ from apportion.models.network import Network
 
 @dataclass(frozen=True)
 class PredictedLatency:
-    """A meter that predicts; with ``upper`` it reads the bound instead of the middle."""
+    """A meter that predicts; with ``upper`` it reads the bound instead of the middle.
+
+    ``int8`` is the cost model for networks that will run quantised.
+    """
 
     cost: CostModel
     parts: Parts
     upper: bool = False
+    int8: CostModel | None = None
     unit: str = "ms"
 
     def read(self, model: Network) -> Reading:
         shares = self.parts.shares(self.parts.partition.kept_in(model))
-        value_ms = self.cost.upper(shares) if self.upper else self.cost.predict(shares)
+        cost = self.int8 if self.int8 is not None and model.precision == "int8" else self.cost
+        value_ms = cost.upper(shares) if self.upper else cost.predict(shares)
         return Reading(value=value_ms, unit=self.unit)

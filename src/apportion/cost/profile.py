@@ -15,12 +15,15 @@ from apportion.cost.sample import CostError
 from apportion.device.measure import Shape
 from apportion.device.target import Target
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What a calibration leaves: ``cost`` predicts and bounds, ``baseline`` and ``floor_ms`` were measured."""
+    """What a calibration leaves: ``cost`` predicts and bounds, ``baseline`` and ``floor_ms`` were measured.
+
+    ``grid`` and ``widths`` are the view under which ``cost`` sees sizes (``Parts.seen``).
+    """
 
     model: str
     target: Target
@@ -28,6 +31,8 @@ class Profile:
     baseline: Reading
     floor_ms: float | None
     cost: CostModel
+    grid: int
+    widths: bool
     seed: int
     seconds: float
     machine: Mapping[str, object]
@@ -43,6 +48,8 @@ class Profile:
             "baseline": self.baseline.to_json(),
             "floor_ms": self.floor_ms,
             "cost": self.cost.to_json(),
+            "grid": self.grid,
+            "widths": self.widths,
             "seed": self.seed,
             "seconds": self.seconds,
             "machine": dict(self.machine),
@@ -71,6 +78,8 @@ class Profile:
                 baseline=Reading.from_json(fields["baseline"]),
                 floor_ms=None if fields["floor_ms"] is None else float(fields["floor_ms"]),
                 cost=CostModel.from_json(fields["cost"]),
+                grid=max(1, int(fields["grid"])),
+                widths=bool(fields["widths"]),
                 seed=int(fields["seed"]),
                 seconds=float(fields["seconds"]),
                 machine=dict(fields["machine"]),

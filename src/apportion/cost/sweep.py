@@ -21,7 +21,9 @@ from apportion.models.network import Network
 from apportion.models.save import save
 
 WHOLE = "whole"
-CHUNK = 8
+MIN_CHUNK, MAX_CHUNK = 8, 24
+MAX_CHUNK_BYTES = 2 * 10**9  # of weights that a measuring process holds at a time
+PROCESSES = 3
 
 
 @dataclass(frozen=True)
@@ -55,20 +57,27 @@ def sweep(
     target: Target,
     shape: Shape,
     *,
-    seconds_each: float = 0.4,
+    seconds_each: float = 0.15,
+    processes: int = PROCESSES,
     on_chunk: Callable[[float], None] | None = None,
 ) -> Swept:
     """Latency of every configuration, as its ratio to the whole network in the same process times the baseline.
 
     Chunks of configurations are sliced, saved, built and timed interleaved with the whole network, which cancels drift
-    between chunks; the baseline is the mean over all chunks.
+    between chunks; the baseline is the mean over all chunks. Several processes time each chunk, since where a process
+    happens to lay out its memory moves single candidates by some per cent.
+
+    Args:
+        seconds_each: of timing for every candidate in every process.
     """
     samples: dict[int, tuple[Mapping[str, float], Reading]] = {}
     failures: dict[int, Failure] = {}
     wholes: list[Reading] = []
-    chunks = [range(start, min(start + CHUNK, len(configurations))) for start in range(0, len(configurations), CHUNK)]
+    size = chunk_size(network, len(configurations))
+    chunks = [range(start, min(start + size, len(configurations))) for start in range(0, len(configurations), size)]
     for done, chunk in enumerate(chunks):
-        session = _measure_chunk(network, parts, {i: configurations[i] for i in chunk}, target, shape, seconds_each)
+        wanted = {i: configurations[i] for i in chunk}
+        session = _measure_chunk(network, parts, wanted, target, shape, seconds_each, processes)
         if WHOLE in session.failures:
             session.require()
         wholes.append(session.latency(WHOLE))
@@ -93,6 +102,14 @@ def sweep(
     )
 
 
+def chunk_size(network: Network, count: int) -> int:
+    """How many candidates a process measures: as many as fit in memory beside each other, in chunks of even size."""
+    size_bytes = sum(p.numel() * p.element_size() for p in network.module.parameters())
+    most = min(MAX_CHUNK, max(MIN_CHUNK, MAX_CHUNK_BYTES // max(size_bytes, 1)))
+    num_chunks = max(1, -(-count // most))
+    return max(1, -(-count // num_chunks))
+
+
 def _measure_chunk(
     network: Network,
     parts: Parts,
@@ -100,6 +117,7 @@ def _measure_chunk(
     target: Target,
     shape: Shape,
     seconds_each: float,
+    processes: int,
 ) -> Session:
     factory = network.origin.factory
     scratch = Path(tempfile.mkdtemp(prefix="apportion-sweep-"))
@@ -110,6 +128,6 @@ def _measure_chunk(
             save(sliced, scratch / str(index))
             candidates.append(Candidate(name=str(index), ref=str(scratch / str(index)), factory=factory))
         seconds = seconds_each * len(candidates)
-        return measure(candidates, target, shape, seconds=seconds, tolerance=0.01)
+        return measure(candidates, target, shape, processes=processes, seconds=seconds, tolerance=0.01)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,108 @@
+"""Choosing how sizes are seen: the grid of channels that kernels work on, and whether widths have a price."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from apportion.cost.draw import Sizes
+from apportion.cost.fit import KNOTS, FitOptions, fit_law
+from apportion.cost.parts import Parts
+from apportion.cost.sample import Sample
+
+GRIDS = (1, 8, 16, 32)
+RIDGES = (1e-6, 1e-4, 1e-3)
+NUM_FOLDS = 8
+_LINEAR_RIDGE = 1e-2
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """The parts under the chosen view, and the cross-validated error of every view that was tried."""
+
+    parts: Parts
+    error_of: Mapping[tuple[int, bool], float]
+
+
+def resee(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample]) -> list[Sample]:
+    """The same measurements with shares under the view of ``parts``."""
+    return [
+        Sample(parts.shares(parts.partition.keep(size)), sample.latency_ms, sample.stderr_ms)
+        for size, sample in zip(sizes, samples, strict=True)
+    ]
+
+
+def choose_view(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample]) -> Viewed:
+    """The view whose linear law predicts left-out samples best; the plain one unless another is clearly better.
+
+    Every view is judged by the median over samples of the relative error that a non-negative least-squares fit to the
+    other folds makes. A view replaces a simpler one only where it lowers that error by a tenth.
+    """
+    latency_N = np.array([sample.latency_ms for sample in samples])
+    errors: dict[tuple[int, bool], float] = {}
+    for widths, grid in product((False, True), GRIDS):
+        seen = parts.seen(grid=grid, widths=widths)
+        design = _design(seen, resee(seen, sizes, samples))
+        errors[grid, widths] = _cross_validate(design, latency_N)
+    best = (1, False)
+    for view, error in errors.items():
+        if error < 0.9 * errors[best]:
+            best = view
+    return Viewed(parts.seen(grid=best[0], widths=best[1]), errors)
+
+
+def choose_options(samples: Sequence[Sample], signature_of: Mapping[str, str]) -> FitOptions:
+    """Straight lines or bent ones, and how much ridge, by cross-validation of the law itself."""
+    tried: dict[FitOptions, float] = {}
+    for knots, ridge in product(((1.0,), KNOTS), RIDGES):
+        options = FitOptions(knots=knots, ridge=ridge)
+        errors = []
+        for fold in range(5):
+            train = [sample for index, sample in enumerate(samples) if index % 5 != fold]
+            if not train:
+                continue
+            law = fit_law(train, signature_of, options)
+            errors += [(law.predict(s.shares) / s.latency_ms - 1.0) ** 2 for s in samples[fold::5]]
+        tried[options] = math.fsum(errors)
+    return min(tried, key=lambda options: tried[options])
+
+
+def _design(parts: Parts, samples: Sequence[Sample]) -> Array:
+    """Columns: one, and for every signature the sum of its parts' shares and the number of its parts that are there."""
+    signatures = sorted(set(parts.signature_of.values()))
+    column = {signature: 1 + 2 * place for place, signature in enumerate(signatures)}
+    design = np.zeros((len(samples), 1 + 2 * len(signatures)))
+    design[:, 0] = 1.0
+    for row, sample in enumerate(samples):
+        for part, share in sample.shares.items():
+            place = column[parts.signature_of[part]]
+            design[row, place] += share
+            design[row, place + 1] += share > 0.0
+    moved = np.ptp(design, axis=0) > 0.0
+    moved[0] = True
+    return design[:, moved]
+
+
+def _cross_validate(design_NC: Array, latency_N: Array) -> float:
+    size_C = design_NC.max(axis=0)
+    scaled_NC = design_NC / np.where(size_C > 0.0, size_C, 1.0)
+    rows_NC = scaled_NC / latency_N[:, None] * np.median(latency_N)
+    num_columns = rows_NC.shape[1]
+    ridge_CC = _LINEAR_RIDGE * np.eye(num_columns)
+    ridge_CC[0, 0] = 0.0
+    error_N = np.zeros(len(latency_N))
+    for fold in range(NUM_FOLDS):
+        held_N = np.arange(len(latency_N)) % NUM_FOLDS == fold
+        stacked = np.vstack([rows_NC[~held_N], ridge_CC])
+        goal = np.concatenate([np.ones(int((~held_N).sum())), np.zeros(num_columns)])
+        weight_C, _ = nnls(stacked, goal)
+        error_N[held_N] = np.abs(rows_NC[held_N] @ weight_C - 1.0)
+    return float(np.sqrt(np.mean(np.minimum(error_N, 3.0 * np.median(error_N)) ** 2)))

@@ -1,0 +1,78 @@
+"""Views: the grid and the widths that made the clock are found again, and a plain clock is left plain."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from apportion.cost.draw import draw_many
+from apportion.cost.fit import FitOptions
+from apportion.cost.parts import WIDTH, Parts
+from apportion.cost.sample import Sample
+from apportion.cost.sweep import MAX_CHUNK, chunk_size
+from apportion.cost.view import choose_options, choose_view, resee
+from apportion.models.load import load
+from apportion.models.partition import Partition
+
+
+@pytest.fixture(scope="module")
+def parts():
+    network = load("tests.factories:small_cnn")
+    return Parts.of(network, Partition.of(network, multiple={"channels": 1}))
+
+
+def clock(parts, *, grid, width_ms, noise=0.003, seed=0):
+    """Latencies that are linear in the work as a kernel of this grid does it, and in the widths."""
+    rng = random.Random(seed)
+    truth = parts.seen(grid=grid, widths=True)
+    sizes = [{}, *draw_many(parts, 60, seed)]
+    price = {part.name: 1e-6 * part.flops for part in truth.parts}
+    price |= {part.name: width_ms for part in truth.parts if part.name.startswith(WIDTH)}
+    samples = []
+    for size in sizes:
+        shares = truth.shares(parts.partition.keep(size))
+        exact = 0.3 + sum(price[name] * share for name, share in shares.items())
+        samples.append(Sample(parts.shares(parts.partition.keep(size)), exact * rng.lognormvariate(0, noise)))
+    return sizes, samples
+
+
+@pytest.mark.parametrize("grid", [1, 8, 16])
+def test_the_grid_of_the_kernels_is_found(parts, grid):
+    viewed = choose_view(parts, *clock(parts, grid=grid, width_ms=0.0))
+    assert viewed.parts.grid == grid
+    assert not viewed.parts.widths
+
+
+def test_widths_are_priced_where_they_cost_time(parts):
+    viewed = choose_view(parts, *clock(parts, grid=1, width_ms=0.5))
+    assert viewed.parts.widths
+    assert viewed.error_of[1, True] < 0.7 * viewed.error_of[1, False]
+
+
+def test_seen_again_is_seen_the_same(parts):
+    seen = parts.seen(grid=8, widths=True)
+    assert seen.widths
+    assert seen.seen(grid=8, widths=True).signature_of == seen.signature_of
+    assert seen.seen().signature_of == parts.signature_of
+    assert set(seen.shares({}).values()) == {1.0}
+
+
+def test_a_grid_only_rounds_up(parts):
+    for size in draw_many(parts, 20, seed=3):
+        keep = parts.partition.keep(size)
+        plain, coarse = parts.shares(keep), parts.seen(grid=16).shares(keep)
+        assert all(coarse[name] >= plain[name] for name in plain)
+
+
+def test_straight_lines_are_kept_where_the_clock_is_straight(parts):
+    sizes, samples = clock(parts, grid=1, width_ms=0.0)
+    options = choose_options(resee(parts, sizes, samples), parts.signature_of)
+    assert isinstance(options, FitOptions)
+    assert options.knots == (1.0,)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 1), (24, 24), (25, 13), (58, 20)])
+def test_chunks_are_even_and_bounded(count, expected):
+    network = load("tests.factories:small_cnn")
+    assert chunk_size(network, count) == expected <= MAX_CHUNK

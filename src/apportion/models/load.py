@@ -18,6 +18,8 @@ from transformers.initialization import no_init_weights
 from apportion.errors import ModelError
 from apportion.models.channels import num_channels, remove_channels
 from apportion.models.factored import break_even, can_factor, factored, replace_layer
+from apportion.models.hub import PREFIX as HUB
+from apportion.models.hub import find_on_hub
 from apportion.models.network import Edits, Network, Origin, Readout
 from apportion.models.registry import BUILT_IN, find_packaged
 from apportion.models.safefile import TensorInfo, read_header, read_json, refuse_pickle, weight_files
@@ -26,6 +28,7 @@ from apportion.models.sparse import unpack, unpacked_headers
 from apportion.models.trace import HEAD_COUNT_NAMES, HEAD_WIDTH_NAMES
 
 EDITS_FILE = "apportion.json"
+CALIBRATION_FILE = "calibration.safetensors"
 FORMAT = 1
 _BLOAT = 4  # a config may describe at most this many times the numbers that the weights hold (tied weights, buffers)
 
@@ -35,8 +38,8 @@ def load(ref: str, *, batch: int = 1, tokens: int = 64, seed: int = 0, factory: 
 
     Args:
         ref: a built-in name (``minilm``, ``efficientnet-lite0``, …), a folder with ``config.json`` and safetensors, a
-            folder written by ``models.save``, or ``module.path:factory``, a function returning
-            ``(module, example inputs)``.
+            folder written by ``models.save``, ``hf:owner/name`` (see ``models.hub``), or ``module.path:factory``, a
+            function returning ``(module, example inputs)``.
         batch: examples in the inputs that the model is traced and priced at.
         tokens: length of those inputs for text models.
         seed: of the example inputs.
@@ -46,6 +49,8 @@ def load(ref: str, *, batch: int = 1, tokens: int = 64, seed: int = 0, factory: 
         raise ModelError(f"batch {batch} and tokens {tokens} must be at least 1")
     if ref in BUILT_IN:
         return _from_folder(ref, find_packaged(ref), batch, tokens, seed)
+    if ref.startswith(HUB):
+        return _from_folder(ref, find_on_hub(ref), batch, tokens, seed)
     path = Path(ref)
     try:
         path.exists()
@@ -58,11 +63,17 @@ def load(ref: str, *, batch: int = 1, tokens: int = 64, seed: int = 0, factory: 
     if path.is_file():
         refuse_pickle(path)
         raise ModelError(f"{ref} is a file; give the folder that holds it together with its config.json")
-    if ":" in ref and not path.exists():
+    if is_factory(ref):
         return _from_factory(ref)
     raise ModelError(
-        f"no model {ref!r}: neither a folder here nor a built-in name ({', '.join(BUILT_IN)}) nor module.path:factory"
+        f"no model {ref!r}: neither a folder here nor a built-in name ({', '.join(BUILT_IN)}) nor hf:owner/name "
+        "nor module.path:factory"
     )
+
+
+def is_factory(ref: str) -> bool:
+    """Whether a reference names code: ``module.path:factory``."""
+    return ":" in ref and not ref.startswith(HUB) and not Path(ref).exists()
 
 
 def _from_folder(ref: str, folder: Path, batch: int, tokens: int, seed: int) -> Network:
@@ -87,6 +98,7 @@ def _from_folder(ref: str, folder: Path, batch: int, tokens: int, seed: int) -> 
                 trust_remote_code=False,
                 dtype=torch.float32,
                 output_loading_info=True,
+                **_options(model_class, headers),
             )
     except Exception as error:  # the library raises many kinds for a mismatch
         raise ModelError(f"{folder}: the weights don't fit the config ({_first_line(error)}); fetch it again") from None
@@ -139,7 +151,23 @@ def _from_saved(ref: str, folder: Path, batch: int, tokens: int, seed: int, fact
     edits = _read_edits(folder, fields)
     _apply_edits(folder, module, edits)
     _load_weights(path, module, headers, fields.get("tied"), fields.get("packed", []))
-    return network.replace(edits=edits)
+    return network.replace(edits=edits, calibration=_calibration(folder / CALIBRATION_FILE, network.inputs))
+
+
+def _calibration(path: Path, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], ...]:
+    """The inputs that int8 ranges are set by: batches like the example inputs but for their sizes."""
+    if not path.is_file():
+        return ()
+    batches: dict[str, dict[str, Tensor]] = {}
+    header = read_header(path)
+    for name, info in header.items():
+        number, _, key = name.partition(".")
+        if not number.isdigit() or key not in inputs or len(info.shape) != inputs[key].dim():
+            raise ModelError(f"{path} holds {name!r}, which is no input of this model; quantise it again")
+    for name, tensor in (load_file(path) if header else {}).items():
+        number, _, key = name.partition(".")
+        batches.setdefault(number, {})[key] = tensor.to(inputs[key].dtype)
+    return tuple(batches[number] for number in sorted(batches, key=int))
 
 
 def _saved_readout(fields: Mapping[str, Any]) -> Readout:
@@ -232,9 +260,16 @@ def _build(folder: Path, config: Any, model_class: Any, headers: Mapping[str, Te
             "fetch it again"
         )
     try:
-        return model_class(config)
+        return model_class(config, **_options(model_class, headers))
     except Exception as error:
         raise ModelError(f"{folder}/config.json can't be built ({_first_line(error)}); fetch it again") from None
+
+
+def _options(model_class: Any, headers: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    """Encoders are often saved without the pooler that their class has by default."""
+    if "add_pooling_layer" in inspect.signature(model_class).parameters and not any("pooler" in n for n in headers):
+        return {"add_pooling_layer": False}
+    return {}
 
 
 def _readout(class_name: str) -> Readout:

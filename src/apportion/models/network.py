@@ -41,7 +41,10 @@ class Edits:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """A module, inputs of the shape it is priced at, and its origin; treated as immutable."""
+    """A module, inputs of the shape it is priced at, and its origin; treated as immutable.
+
+    Where ``calibration`` holds inputs of that shape, graph runtimes run the network in int8, with ranges set by them.
+    """
 
     module: nn.Module
     inputs: Mapping[str, Tensor]
@@ -49,6 +52,11 @@ class Network:
     readout: Readout
     pooling: Literal["mean", "cls"] = "mean"
     edits: Edits = field(default_factory=Edits)
+    calibration: tuple[Mapping[str, Tensor], ...] = ()
+
+    @property
+    def precision(self) -> Literal["fp32", "int8"]:
+        return "int8" if self.calibration else "fp32"
 
     @property
     def takes_text(self) -> bool:
@@ -98,7 +106,11 @@ def read_out(network: Network, inputs: Mapping[str, Tensor]) -> Tensor:
 
     Shapes: ``(N, D)`` for embeddings and logits, ``(N, T, V)`` for token logits.
     """
-    output = forward(network.module, inputs)
+    return read_output(network, forward(network.module, inputs), inputs)
+
+
+def read_output(network: Network, output: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The same from an output computed elsewhere."""
     if network.readout in ("logits", "token-logits"):
         return output if isinstance(output, Tensor) else output.logits
     hidden = output if isinstance(output, Tensor) else float_outputs(output)[0]

@@ -1,4 +1,4 @@
-"""Built-in names: pretrained models that ship inside registry packages, read as files without importing the package."""
+"""Built-in names: pretrained models inside registry packages, read as files without importing them, and our own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from apportion.models.safefile import file_digest
 class Packaged:
     """A model folder inside a package: where it is and what its files must hash to (SHA-256).
 
-    Where ``convert`` is set, the folder holds one file of another format, which is converted once and kept.
+    Where ``convert`` is set, the folder holds one file of another format, which is converted once and kept. ``shipped``
+    ones come with this package.
     """
 
     package: str
@@ -23,6 +24,7 @@ class Packaged:
     folder: str
     digests: Mapping[str, str]
     convert: bool = False
+    shipped: bool = False
 
     @property
     def install(self) -> str:
@@ -78,6 +80,16 @@ BUILT_IN: Mapping[str, Packaged] = {
         digests={"vit_s_focus.onnx": "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355"},
         convert=True,
     ),
+    "vit-64": Packaged(  # recipes/pretrain_vit.py made it
+        package="apportion",
+        version="0.1.0",
+        folder="weights/vit-64",
+        digests={
+            "config.json": "f76e5577216c5ada16fb3223febb9a9fdebdb4cdb689287ad70c12f44c435737",
+            "model.safetensors": "c102dbdef7f8961f7f0be97b922959b4201b72e6420d7a550abe0f0b29c968c1",
+        },
+        shipped=True,
+    ),
 }
 
 
@@ -88,11 +100,16 @@ def find_packaged(name: str) -> Path:
         ModelError: the package is not installed, or a file is not the one it should be.
     """
     entry = BUILT_IN[name]
-    try:
-        distribution = importlib.metadata.distribution(entry.package)
-    except importlib.metadata.PackageNotFoundError:
-        raise ModelError(f"model {name!r} comes from a package that is not installed; run: {entry.install}") from None
-    folder = Path(str(distribution.locate_file(entry.folder)))
+    if entry.shipped:
+        folder = Path(__file__).parent / entry.folder
+    else:
+        try:
+            distribution = importlib.metadata.distribution(entry.package)
+        except importlib.metadata.PackageNotFoundError:
+            raise ModelError(
+                f"model {name!r} comes from a package that is not installed; run: {entry.install}"
+            ) from None
+        folder = Path(str(distribution.locate_file(entry.folder)))
     for file_name, digest in entry.digests.items():
         path = folder / file_name
         if not path.is_file() or file_digest(path) != digest:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from apportion.errors import ModelError
-from apportion.models.load import EDITS_FILE, FORMAT
+from apportion.models.load import CALIBRATION_FILE, EDITS_FILE, FORMAT
 from apportion.models.network import Network
 from apportion.models.sparse import pack
 
@@ -66,6 +66,9 @@ def _write(network: Network, folder: Path) -> None:
         if source is not None and source.is_file():
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source, folder / name)
+    if network.calibration:
+        named = {f"{i}.{name}": t for i, batch in enumerate(network.calibration) for name, t in batch.items()}
+        save_file({name: tensor.contiguous() for name, tensor in named.items()}, folder / CALIBRATION_FILE)
     edits = network.edits
     _write_json(
         folder / EDITS_FILE,

@@ -1,0 +1,85 @@
+"""Simulated int8: what a network computes when its layers are quantised after training, run in float."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from apportion.models.network import Network, forward
+
+LEVELS = 255
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1D)
+
+
+def fake_quantise_weight(weight: Tensor, dim: int = 0) -> Tensor:
+    r"""Weights rounded to symmetric int8, with a scale for each output channel (eq. R3).
+
+    .. math:: \hat w = s \cdot \mathrm{clip}(\mathrm{round}(w / s), -127, 127), \qquad s = \max |w| / 127
+    """
+    other = [axis for axis in range(weight.dim()) if axis != dim]
+    scale = weight.abs().amax(other, keepdim=True).clamp_min(1e-12) / 127
+    return (weight / scale).round().clamp(-127, 127) * scale
+
+
+def fake_quantise_input(x: Tensor, low: float, high: float) -> Tensor:
+    r"""Activations rounded to unsigned int8 between ``low`` and ``high`` (eq. R4).
+
+    .. math:: \hat x = s (\mathrm{clip}(\mathrm{round}(x / s) + z, 0, 255) - z), \qquad s = (h - l) / 255
+    """
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = max(high - low, 1e-12) / LEVELS
+    zero = round(-low / scale)
+    return ((x / scale).round() + zero).clamp(0, LEVELS).sub(zero).mul(scale)
+
+
+def simulate(network: Network) -> Network:
+    """A copy that computes what int8 would, with ranges set by the network's calibration inputs.
+
+    All linear and convolution layers are quantised: weights per output channel, inputs per tensor.
+    """
+    ranges = input_ranges(network.module, network.calibration)
+    module = copy.deepcopy(network.module)
+    with torch.no_grad():
+        for name, layer in module.named_modules():
+            if name in ranges:
+                assert isinstance(layer.weight, Tensor)
+                layer.weight.copy_(fake_quantise_weight(layer.weight, dim=1 if isinstance(layer, Conv1D) else 0))
+                layer.register_forward_pre_hook(_rounding(*ranges[name]))
+    return network.replace(module=module, calibration=())
+
+
+def input_ranges(module: nn.Module, batches: tuple[Mapping[str, Tensor], ...]) -> dict[str, tuple[float, float]]:
+    """The least and the greatest input of every layer that can be quantised, over some batches."""
+    ranges: dict[str, tuple[float, float]] = {}
+
+    def watch(name: str) -> Any:
+        def hook(_layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            low, high = ranges.get(name, (0.0, 0.0))
+            ranges[name] = (min(low, args[0].min().item()), max(high, args[0].max().item()))
+
+        return hook
+
+    handles = [
+        layer.register_forward_pre_hook(watch(name))
+        for name, layer in module.named_modules()
+        if isinstance(layer, _LAYERS)
+    ]
+    try:
+        with torch.inference_mode():
+            forward(module, {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]})
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ranges
+
+
+def _rounding(low: float, high: float) -> Any:
+    def hook(_layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (fake_quantise_input(args[0], low, high), *args[1:])
+
+    return hook

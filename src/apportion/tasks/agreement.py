@@ -26,26 +26,26 @@ class Agreement:
 
     def read(self, model: Network) -> Reading:
         """Mean agreement over examples with its standard error."""
-        answers = self._answers(model)
-        if model.readout == "embedding":
-            score_N = torch.tensor(
-                [len(set(a) & set(b)) / len(b) for a, b in zip(answers.tolist(), self._wanted.tolist(), strict=True)]
-            )
+        return self._compare(self._answers(model), model.readout)
+
+    def score(self, answer_ND: Tensor, readout: str) -> Reading:
+        """The reading of answers computed elsewhere: embeddings or logits in the order of the examples."""
+        return self._compare(self._said([answer_ND], readout), readout)
+
+    def _compare(self, said: Tensor, readout: str) -> Reading:
+        if readout == "embedding":
+            pairs = zip(said.tolist(), self._wanted.tolist(), strict=True)
+            score_N = torch.tensor([len(set(a) & set(b)) / len(b) for a, b in pairs])
         else:
-            score_N = (answers == self._wanted).float()
+            score_N = (said == self._wanted).float()
         error = score_N.std().item() / len(score_N) ** 0.5 if len(score_N) > 1 else 0.0
         return Reading(value=score_N.mean().item(), unit=self.unit, stderr=error, count=len(score_N))
 
     @torch.inference_mode()
     def _answers(self, network: Network) -> Tensor:
         outputs = [read_out(network, batch) for batch in self.examples.batches]
-        if network.readout == "embedding":
-            embedding_ND = torch.cat(outputs)
-            similarity_NN = embedding_ND @ embedding_ND.T
-            similarity_NN.fill_diagonal_(-torch.inf)
-            return similarity_NN.topk(self.num_neighbours).indices
-        if network.readout == "logits":
-            return torch.cat([logits.argmax(-1) for logits in outputs])
+        if network.readout != "token-logits":
+            return self._said(outputs, network.readout)
         masks = [batch.get("attention_mask") for batch in self.examples.batches]
         return torch.cat(
             [
@@ -53,3 +53,11 @@ class Agreement:
                 for logits, mask in zip(outputs, masks, strict=True)
             ]
         )
+
+    def _said(self, outputs: list[Tensor], readout: str) -> Tensor:
+        if readout == "logits":
+            return torch.cat([logits.argmax(-1) for logits in outputs])
+        embedding_ND = torch.cat(outputs)
+        similarity_NN = embedding_ND @ embedding_ND.T
+        similarity_NN.fill_diagonal_(-torch.inf)
+        return similarity_NN.topk(self.num_neighbours).indices

@@ -1,4 +1,4 @@
-"""Examples as batches of model inputs: tokenised texts, images, or tensors of a safetensors file, without labels."""
+"""Examples as batches of model inputs: tokenised texts, images, or tensors of a file, with their labels if any."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from torch import Tensor
 from apportion.errors import DataError
 from apportion.models.network import Network
 from apportion.models.safefile import read_header
-from apportion.tasks.domain import Kind
+from apportion.tasks.domain import Domain
 from apportion.tasks.domains import BUILT_IN, load_domain
+from apportion.tasks.domains.table import has_labels
 from apportion.tasks.features import image_inputs
 from apportion.tasks.texts import demo_texts, load_texts
 
@@ -26,10 +27,14 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Examples:
-    """Batches of inputs, a number of examples in all; ``description`` says what they are."""
+    """Batches of inputs, a number of examples in all; ``description`` says what they are.
+
+    ``label_N`` numbers the class of every example, in the order of the batches, where the data have labels.
+    """
 
     batches: tuple[Batch, ...]
     description: str
+    label_N: Tensor | None = None
 
     def __len__(self) -> int:
         return sum(len(next(iter(batch.values()))) for batch in self.batches)
@@ -37,37 +42,61 @@ class Examples:
 
 @dataclass(frozen=True)
 class Splits:
-    """Disjoint examples: to score importance on, to choose on, and to report on."""
+    """Disjoint examples: to score importance and set ranges on, to choose on, to report on, and to train on."""
 
     calibration: Examples
     selection: Examples
     report: Examples
+    training: Examples
 
 
-def load_splits(
-    network: Network, data: str | None, *, seed: int, sizes: tuple[int, int, int] = (64, 96, 384)
-) -> Splits:
-    """Draws the three splits from the user's data, or from the demo's texts when the model reads text.
+SIZES = (64, 96, 384)
+MAX_TRAINING_TEXTS, MAX_TRAINING_IMAGES = 4096, 512
 
-    Small data are shared out in the same proportions.
+
+def load_splits(network: Network, data: str | None, *, seed: int, sizes: tuple[int, int, int] = SIZES) -> Splits:
+    """Draws the splits from the user's data, or from the demo's texts when the model reads text.
+
+    What is left after the first three is there to train on. Small data are shared out in fixed proportions.
     """
     generator = torch.Generator().manual_seed(seed)
+    domain = _labelled(data)
+    if domain is not None and (domain.kind == "text") != network.takes_text:
+        wanted = "texts" if network.takes_text else "images"
+        raise DataError(
+            f"{data} holds {domain.kind}s, but the model takes {wanted}; choose another (apportion tasks list)"
+        )
     if network.takes_text:
-        if data in BUILT_IN:
-            texts = _contents(data, "text")
-        else:
-            texts = load_texts(Path(data)) if data else demo_texts()
-        return _from_texts(network, texts, data or "the demo's texts", generator, sizes)
+        if domain is not None:
+            return _from_texts(network, domain.content, domain.label_N, str(data), generator, sizes)
+        texts = load_texts(Path(data)) if data else demo_texts()
+        return _from_texts(network, texts, None, data or "the demo's texts", generator, sizes)
+    if domain is not None:
+        return _from_images(network, domain, str(data), generator, sizes)
     if data is None:
         wanted = ", ".join(name if not name.isdigit() else f"input {name}" for name in network.inputs)
         raise DataError(f"this model takes {wanted}; give --data FILE.safetensors with tensors of these names")
-    if data in BUILT_IN or Path(data).is_dir() or Path(data).suffix == ".zip":
-        return _from_images(network, data, generator, sizes)
     return _from_tensors(network, Path(data), generator, sizes)
 
 
+def _labelled(data: str | None) -> Domain | None:
+    """The data as a domain, where they have labels: a built-in name, class folders, or a table with a label column."""
+    if data is None:
+        return None
+    if data in BUILT_IN or Path(data).is_dir() or Path(data).suffix == ".zip":
+        return load_domain(data)
+    if Path(data).is_file() and has_labels(Path(data)):
+        return load_domain(data)
+    return None
+
+
 def _from_texts(
-    network: Network, texts: Sequence[str], name: str, generator: torch.Generator, sizes: tuple[int, int, int]
+    network: Network,
+    texts: Sequence[str],
+    label_N: Any,
+    name: str,
+    generator: torch.Generator,
+    sizes: tuple[int, int, int],
 ) -> Splits:
     folder = network.origin.folder
     try:
@@ -78,42 +107,37 @@ def _from_texts(
         tokenizer.pad_token = tokenizer.eos_token
     longest = getattr(network.module.config, "max_position_embeddings", None) or 512
     parts = []
-    for rows in _shares(len(texts), generator, sizes):
-        chosen = sorted((texts[row] for row in rows), key=len)
+    for rows in _shares(len(texts), generator, sizes, MAX_TRAINING_TEXTS):
+        chosen = sorted(rows, key=lambda row: len(texts[row]))
         batches = []
         for start in range(0, len(chosen), 32):
             encoded = tokenizer(
-                chosen[start : start + 32],
+                [texts[row] for row in chosen[start : start + 32]],
                 padding=True,
                 truncation=True,
                 max_length=min(128, longest),
                 return_tensors="pt",
             )
             batches.append({key: encoded[key] for key in network.inputs if key in encoded})
-        parts.append(Examples(tuple(batches), f"{len(chosen)} of {name}"))
+        parts.append(Examples(tuple(batches), f"{len(chosen)} of {name}", _labels(label_N, chosen)))
     return Splits(*parts)
 
 
-def _from_images(network: Network, data: str, generator: torch.Generator, sizes: tuple[int, int, int]) -> Splits:
-    """Images of a domain or of a user's class folders; their labels are not used."""
-    images = _contents(data, "image")
+def _from_images(
+    network: Network, domain: Domain, name: str, generator: torch.Generator, sizes: tuple[int, int, int]
+) -> Splits:
     parts = []
-    for rows in _shares(len(images), generator, sizes):
+    for rows in _shares(len(domain), generator, sizes, MAX_TRAINING_IMAGES):
         batches = tuple(
-            image_inputs(network, [images[row] for row in rows[start : start + 32]])
+            image_inputs(network, [domain.content[row] for row in rows[start : start + 32]])
             for start in range(0, len(rows), 32)
         )
-        parts.append(Examples(batches, f"{len(rows)} of {data}"))
+        parts.append(Examples(batches, f"{len(rows)} of {name}", _labels(domain.label_N, rows)))
     return Splits(*parts)
 
 
-def _contents(data: str, kind: Kind) -> Sequence[Any]:
-    domain = load_domain(data)
-    if domain.kind != kind:
-        raise DataError(
-            f"{data} holds {domain.kind}s, but the model takes {kind}s; choose another (apportion tasks list)"
-        )
-    return domain.content
+def _labels(label_N: Any, rows: Sequence[int]) -> Tensor | None:
+    return None if label_N is None else torch.as_tensor(label_N)[torch.tensor(rows, dtype=torch.long)]
 
 
 def _from_tensors(network: Network, path: Path, generator: torch.Generator, sizes: tuple[int, int, int]) -> Splits:
@@ -135,7 +159,7 @@ def _from_tensors(network: Network, path: Path, generator: torch.Generator, size
         raise DataError(f"{path} holds {sorted(counts)} examples; give the same number, at least 6, for every input")
     tensors = load_file(path)
     parts = []
-    for rows in _shares(counts.pop(), generator, sizes):
+    for rows in _shares(counts.pop(), generator, sizes, MAX_TRAINING_TEXTS):
         index = torch.tensor(rows)
         batches = tuple(
             {name: tensors[name][part].to(network.inputs[name].dtype) for name in network.inputs}
@@ -145,11 +169,12 @@ def _from_tensors(network: Network, path: Path, generator: torch.Generator, size
     return Splits(*parts)
 
 
-def _shares(count: int, generator: torch.Generator, sizes: tuple[int, int, int]) -> list[list[int]]:
+def _shares(count: int, generator: torch.Generator, sizes: tuple[int, int, int], max_training: int) -> list[list[int]]:
+    """Disjoint rows: the sizes asked for, and the rest for training, of which small data keep a third."""
     if count < 6:
         raise DataError(f"the data hold {count} examples; give at least 6")
-    scale = min(1.0, count / sum(sizes))
-    counts = [max(2, int(size * scale)) for size in sizes]
+    scale = min(1.0, 2 * count / (3 * sum(sizes)))
+    counts = [max(1, int(size * scale)) for size in sizes]
     order = torch.randperm(count, generator=generator).tolist()
-    cuts = [0, counts[0], counts[0] + counts[1], min(count, sum(counts))]
+    cuts = [0, *itertools.accumulate(counts), min(count, sum(counts) + max_training)]
     return [order[begin:end] for begin, end in itertools.pairwise(cuts)]

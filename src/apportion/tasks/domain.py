@@ -1,6 +1,5 @@
 """A domain: the labelled texts or images of one source, with its licence, origin and checksum."""
 
-# ruff: noqa: N815 (shape letters end the names of arrays)
 from __future__ import annotations
 
 import fnmatch

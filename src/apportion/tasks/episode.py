@@ -3,7 +3,6 @@
 Shape letters: N rows of a domain, S support rows, Q query rows, W classes of an episode.
 """
 
-# ruff: noqa: N815 (shape letters end the names of arrays)
 from __future__ import annotations
 
 import hashlib

@@ -1,6 +1,5 @@
 """Features of a domain's examples under a network, computed once and then read from the cache."""
 
-# ruff: noqa: N815 (shape letters end the names of arrays)
 from __future__ import annotations
 
 import hashlib

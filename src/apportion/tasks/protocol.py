@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,18 +14,32 @@ from apportion.tasks.domain import Domain
 from apportion.tasks.leakage import Judged
 
 SIDES = ("train", "id", "ood")
+NUM_FOLDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """A part of a domain: all of it, or some classes (names or patterns) and splits."""
+    """A part of a domain: all of it, or some classes (names or patterns), folds of its classes, and splits.
+
+    Fold ``f`` of the five holds every fifth class, from the ``f``-th on.
+    """
 
     domain: str
     classes: tuple[str, ...] | None = None
     splits: tuple[str, ...] | None = None
+    folds: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.folds is not None and not (self.folds and set(self.folds) <= set(range(NUM_FOLDS))):
+            raise DataError(f"folds {list(self.folds)} of {self.domain} are not possible; choose among 0 to 4")
+        if self.folds is not None and self.classes is not None:
+            raise DataError(f"{self.domain} is selected by classes and by folds; give one of them")
 
     def load(self, load: Callable[[str], Domain]) -> Domain:
         domain = load(self.domain)
+        if self.folds is not None:
+            some = [name for place, name in enumerate(domain.classes) if place % NUM_FOLDS in self.folds]
+            return domain.select(classes=[glob.escape(name) for name in some], splits=self.splits)
         if self.classes is None and self.splits is None:
             return domain
         return domain.select(classes=self.classes, splits=self.splits)
@@ -89,13 +104,14 @@ def read_protocol(path: Path) -> Protocol:
 
 
 def _selection(fields: Mapping[str, Any]) -> Selection:
-    unknown = set(fields) - {"domain", "classes", "splits"}
+    unknown = set(fields) - {"domain", "classes", "splits", "folds"}
     if unknown:
         raise ValueError(f"unknown field {sorted(unknown)[0]!r}")
     return Selection(
         domain=str(fields["domain"]),
         classes=tuple(map(str, fields["classes"])) if "classes" in fields else None,
         splits=tuple(map(str, fields["splits"])) if "splits" in fields else None,
+        folds=tuple(map(int, fields["folds"])) if "folds" in fields else None,
     )
 
 
@@ -103,6 +119,7 @@ def _whole(names: Iterable[str]) -> tuple[Selection, ...]:
     return tuple(Selection(domain=name) for name in names)
 
 
+_PHOTOS = ("grocery", "fruits360", "plantdoc")
 _SEEN = ("banking", "credit_cards", "kitchen_and_dining", "home", "auto_and_commute", "travel", "utility", "work")
 
 PROTOCOLS: Mapping[str, Protocol] = {
@@ -117,5 +134,17 @@ PROTOCOLS: Mapping[str, Protocol] = {
         train=_whole(("omniglot-vinyals-trainval",)),
         id=_whole(("omniglot-vinyals-test",)),
         ood=_whole(("grocery", "fruits360", "plantdoc", "sign_digits", "mnist", "fashion_mnist")),
+    ),
+    "vision": Protocol(
+        name="vision",
+        train=(
+            Selection(domain="omniglot-vinyals-train"),
+            *(Selection(domain=name, folds=(0, 1, 2)) for name in _PHOTOS),
+        ),
+        id=(
+            Selection(domain="omniglot-vinyals-test"),
+            *(Selection(domain=name, folds=(3, 4)) for name in _PHOTOS),
+        ),
+        ood=_whole(("sign_digits", "mnist", "fashion_mnist")),
     ),
 }

@@ -1,6 +1,5 @@
 """Scores over episodes: accuracy with its interval, its tail, its table by domain, and calibration error."""
 
-# ruff: noqa: N815 (shape letters end the names of arrays)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -57,6 +57,18 @@ def load_table(
     )
 
 
+def has_labels(path: Path) -> bool:
+    """Whether a table has a text and a label column; a file that can't be read has none."""
+    if path.suffix not in (".csv", ".tsv", ".jsonl", ".parquet"):
+        return False
+    try:
+        first = next(_rows(path), {})
+    except (DataError, OSError, ValueError, csv.Error):
+        return False
+    names = {str(name).lower() for name in first}
+    return bool(names & set(TEXT_COLUMNS)) and bool(names & set(LABEL_COLUMNS))
+
+
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     if path.suffix in (".csv", ".tsv"):
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -1,0 +1,95 @@
+"""Quality meters for `fit`: accuracy where there are labels, likelihood for language models, agreement otherwise."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from apportion.core.meter import Meter, Reading
+from apportion.errors import DataError
+from apportion.models.network import Network, read_out
+from apportion.tasks.agreement import Agreement
+from apportion.tasks.batches import Examples
+
+Kind = Literal["auto", "agreement", "accuracy", "likelihood"]
+KINDS: tuple[Kind, ...] = ("auto", "agreement", "accuracy", "likelihood")
+
+
+def quality_meter(original: Network, training: Examples, examples: Examples, kind: Kind = "auto") -> Meter[Network]:
+    """The meter of a kind over some examples; ``auto`` is accuracy where they have labels, else agreement."""
+    if kind == "auto":
+        kind = "accuracy" if examples.label_N is not None else "agreement"
+    if kind == "agreement":
+        return Agreement(original, examples)
+    if kind == "likelihood":
+        return Likelihood(original, examples)
+    if examples.label_N is None:
+        raise DataError(f"accuracy needs labels, and {examples.description} have none; use agreement")
+    return Accuracy(original, training, examples)
+
+
+class Accuracy:
+    """Share of labelled examples put in their class.
+
+    A classifier whose classes are the data's answers itself. Of any other network the features are classified by the
+    nearest class mean, with the means that the *original* network's features have on the training examples: the head
+    stays as it is in use, and only the network below it changes.
+    """
+
+    unit = "ratio"
+
+    def __init__(self, original: Network, training: Examples, examples: Examples) -> None:
+        assert training.label_N is not None
+        assert examples.label_N is not None
+        self.examples = examples
+        num_classes = int(max(training.label_N.max(), examples.label_N.max())) + 1
+        with torch.inference_mode():
+            answer_ND = torch.cat([read_out(original, batch) for batch in training.batches])
+        self.mean_KD: Tensor | None = None
+        if original.readout != "logits" or answer_ND.shape[-1] != num_classes:
+            feature_ND = nn.functional.normalize(answer_ND, dim=-1)
+            total_KD = torch.zeros(num_classes, feature_ND.shape[-1]).index_add(0, training.label_N, feature_ND)
+            self.mean_KD = nn.functional.normalize(total_KD, dim=-1)
+
+    def read(self, model: Network) -> Reading:
+        with torch.inference_mode():
+            answer_ND = torch.cat([read_out(model, batch) for batch in self.examples.batches])
+        return self.score(answer_ND, model.readout)
+
+    def score(self, answer_ND: Tensor, readout: str) -> Reading:
+        """The reading of answers computed elsewhere, in the order of the examples."""
+        assert self.examples.label_N is not None
+        if self.mean_KD is not None:
+            answer_ND = nn.functional.normalize(answer_ND, dim=-1) @ self.mean_KD.T
+        return _mean((answer_ND.argmax(-1) == self.examples.label_N).float())
+
+
+class Likelihood:
+    """Geometric mean of the probability given to each next token, which is one over the perplexity."""
+
+    unit = "ratio"
+
+    def __init__(self, original: Network, examples: Examples) -> None:
+        if original.readout != "token-logits":
+            raise DataError("likelihood is for language models; use accuracy or agreement for this one")
+        self.examples = examples
+
+    def read(self, model: Network) -> Reading:
+        losses = []
+        with torch.inference_mode():
+            for batch in self.examples.batches:
+                token_NT = batch["input_ids"]
+                logit_NTV = read_out(model, batch)[:, :-1]
+                loss_NT = nn.functional.cross_entropy(logit_NTV.transpose(1, 2), token_NT[:, 1:], reduction="none")
+                mask = batch.get("attention_mask")
+                losses.append(loss_NT[mask[:, 1:].bool()] if mask is not None else loss_NT.flatten())
+        reading = _mean(torch.cat(losses))
+        value = float(torch.exp(torch.tensor(-reading.value)))
+        return Reading(value=value, unit=self.unit, stderr=value * reading.stderr, count=reading.count)
+
+
+def _mean(score_N: Tensor) -> Reading:
+    error = score_N.std().item() / len(score_N) ** 0.5 if len(score_N) > 1 else 0.0
+    return Reading(value=score_N.mean().item(), unit="ratio", stderr=error, count=len(score_N))

@@ -392,7 +392,7 @@ def test_doubt_counts_against_the_budget():
 def test_tightening_scales_the_named_limits_and_never_makes_a_budget_easier(case, factor):
     budget, readings, z = case
     key = budget.keys[0]
-    tighter = budget.tighten({key: factor})
+    tighter = budget.scaled({key: factor})
     assert tighter.limits[0].value == budget.limits[0].value * factor
     assert tighter.limits[1:] == budget.limits[1:]
     assert budget.met(readings, z) or not tighter.met(readings, z)

@@ -13,7 +13,7 @@ from apportion.core.knob import Choice, Setting
 from apportion.core.ledger import Ledger, Row
 from apportion.core.loop import Outcome, budgeted_loop
 from apportion.core.meter import Reading
-from apportion.core.policy import Greedy, Proposal, Scheduled, State
+from apportion.core.policy import Greedy, Proposal, Restoring, Scheduled, State
 from apportion.errors import KnobError
 from apportion.testing.suites import PolicySuite
 from apportion.testing.toys import Additive, Counting, Toy, concave_toy, rough_toy
@@ -288,3 +288,72 @@ def test_the_policy_suite_catches_a_policy_with_a_memory_of_its_own():
 def test_the_policy_suite_catches_proposals_outside_the_domain(broken):
     with pytest.raises((AssertionError, KnobError)):
         PolicySuite().test_proposals_stay_in_the_domain(broken, rough_toy(random.Random(0)), latency(0.1))
+
+
+class TestRestoring(PolicySuite):
+    @pytest.fixture
+    def make_policy(self):
+        return lambda: Restoring(Greedy())
+
+
+def trainable(turns, won=0.6):
+    """Ten units that cost a millisecond each and a point of quality; every training wins back a share of the loss."""
+    knobs = (Choice("prune", range(1, 11)), Choice("train", range(turns + 1), granularity="global", restores=True))
+
+    class Quality:
+        unit = "points"
+
+        def read(self, model):
+            lost = 10 - model["prune"]
+            return Reading(value=10 - lost * (1 - won) ** (turns - model["train"]), unit="points")
+
+    class Latency:
+        unit = "ms"
+
+        def read(self, model):
+            return Reading(value=float(model["prune"]), unit="ms")
+
+    return Toy(knobs, {"latency": Latency(), "quality": Quality()})
+
+
+def restored(ledger):
+    return [row.step for row in accepted(ledger) if row.knob == "train"]
+
+
+def test_quality_is_restored_on_the_way_and_before_the_last_word():
+    result, ledger = run(trainable(turns=3), 2.0, Restoring(Greedy(), share=0.5))
+    assert result.met
+    assert len(restored(ledger)) == 2  # half-way, and when the budget reads as met
+    assert accepted(ledger)[-1].knob == "train"
+
+
+def test_one_turn_is_kept_for_the_end():
+    result, ledger = run(trainable(turns=1), 2.0, Restoring(Greedy(), share=0.2))
+    assert result.met
+    assert restored(ledger) == [accepted(ledger)[-1].step]
+
+
+def test_a_floor_that_blocks_is_passed_after_restoring():
+    blocked, _ = run(trainable(turns=0), 2.0, Greedy(), quality_floor=5.0)
+    assert blocked.outcome is Outcome.QUALITY_COLLAPSE
+    result, ledger = run(trainable(turns=3), 2.0, Restoring(Greedy(), share=9.0), quality_floor=5.0)
+    assert result.met
+    assert result.readings["quality"].value >= 5.0
+    assert restored(ledger)
+
+
+def test_slack_lets_quality_dip_but_never_end_under_the_floor():
+    toy = trainable(turns=1, won=0.5)
+    low, _ = run(toy, 2.0, Restoring(Greedy(), share=9.0), quality_floor=8.0, quality_slack=10.0)
+    assert low.outcome is Outcome.QUALITY_COLLAPSE
+    enough, _ = run(toy, 2.0, Restoring(Greedy(), share=9.0), quality_floor=6.0, quality_slack=10.0)
+    assert enough.met
+    assert enough.readings["quality"].value == 6.0
+
+
+def test_a_restoring_move_that_wins_nothing_is_rejected_and_not_tried_again_from_there():
+    result, ledger = run(trainable(turns=3, won=0.0), 2.0, Restoring(Greedy(), share=9.0))
+    assert result.met
+    tried = [row for row in ledger if row.knob == "train"]
+    assert [row.accepted for row in tried] == [False]
+    assert tried[0].note == "nothing restored"

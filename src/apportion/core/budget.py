@@ -139,7 +139,7 @@ class Budget:
             )
         )
 
-    def tighten(self, factor: Mapping[str, float]) -> Budget:
+    def scaled(self, factor: Mapping[str, float]) -> Budget:
         """The same budget with the limits named by key multiplied by a factor."""
         return Budget(tuple(replace(lim, value=lim.value * factor.get(lim.key, 1.0)) for lim in self.limits))
 

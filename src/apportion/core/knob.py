@@ -16,12 +16,14 @@ Granularity: TypeAlias = Literal["global", "module"]
 class Knob:
     """One named decision and its domain, ordered from the cheapest value to the dearest.
 
-    A run starts at the dearest value; policies move towards the cheapest.
+    A run starts at the dearest value; policies move towards the cheapest. A knob that ``restores`` spends something
+    else, such as training, to win quality back: its moves are accepted when they raise quality at no more cost.
     """
 
     name: str
     values: tuple[Value, ...]
     granularity: Granularity = "module"
+    restores: bool = False
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -57,14 +59,14 @@ class Knob:
         return (last - self.values.index(value)) / last if last else 0.0
 
 
-def Choice(name: str, values: Iterable[Value], *, granularity: Granularity = "module") -> Knob:
+def Choice(name: str, values: Iterable[Value], *, granularity: Granularity = "module", restores: bool = False) -> Knob:
     """A knob from its name and its values, cheapest first.
 
     Example:
         >>> Choice("conv1.bits", (4, 8, 16)).cheaper(16)
         8
     """
-    return Knob(name=name, values=tuple(values), granularity=granularity)
+    return Knob(name=name, values=tuple(values), granularity=granularity, restores=restores)
 
 
 class Setting(Mapping[str, Value]):

@@ -13,7 +13,7 @@ from apportion.core.budget import Budget
 from apportion.core.knob import Knob, Setting, Value
 from apportion.core.ledger import Kind, Ledger, Row
 from apportion.core.meter import Meter, Reading
-from apportion.core.policy import Policy, State
+from apportion.core.policy import Policy, Proposal, State
 from apportion.core.rule import Rule, check_rules, rule_for
 from apportion.errors import KnobError, LedgerError
 
@@ -73,6 +73,7 @@ def budgeted_loop(
     ledger: Ledger,
     quality: str = "quality",
     quality_floor: float | None = None,
+    quality_slack: float = 0.0,
     check: Callable[[M], Mapping[str, Reading]] | None = None,
     max_checks: int = 5,
     max_steps: int = 10_000,
@@ -83,8 +84,9 @@ def budgeted_loop(
     """Moves knobs until the budget is met, quality would fall under its floor, or nothing saves cost any more.
 
     A move is accepted only if it strictly lowers the cost, which is the excess over the budget judged at ``z``
-    standard errors above each reading. So the accepted costs never increase, whatever the noise of the meters, and
-    the run ends after at most ``max_steps`` rows (Proposition 1).
+    standard errors above each reading, or, for a knob that restores, raises quality at no more cost. So the accepted
+    costs never increase, whatever the noise of the meters, and the run ends after at most ``max_steps`` rows
+    (Proposition 1).
 
     When the readings say that the budget is met, ``check`` has the last word: fresh readings of the quantities in the
     budget. If they exceed it, the limits that the loop works towards are scaled down by reading over check, and the
@@ -101,18 +103,28 @@ def budgeted_loop(
         budget: absolute limits.
         policy: proposes trials and moves.
         ledger: empty, or the ledger of the run to go on with.
-        quality_floor: moves to a model whose quality reads lower are rejected.
+        quality_floor: no model whose quality reads lower ends a run as met.
+        quality_slack: how far under the floor moves may go on the way, where knobs can restore quality; moves that go
+            lower are rejected.
         check: measures a finished model afresh.
         break_on_reject: end at the first rejected move, as Algorithm 1 is written, instead of asking the policy again.
         on_row: told of every new row, for progress display.
     """
     _check_arguments(knobs, rules, meters, budget, quality)
     run = _Run(model, knobs, rules, meters, budget, ledger, quality, z, on_row)
+    floor = None if quality_floor is None else quality_floor - quality_slack
     while True:
         if run.over == 0.0:
+            last = ledger[-1]
+            if last.kind != "check":
+                restore = _finish(policy, run.state())
+                if restore is not None and len(ledger) <= max_steps:
+                    run.step(restore.knob, restore.value, commit=restore.commit, floor=None)
+                    continue
+            if quality_floor is not None and run.readings[quality].value < quality_floor:
+                return run.result(Outcome.QUALITY_COLLAPSE, _last_check(ledger))
             if check is None:
                 return run.result(Outcome.MET, {})
-            last = ledger[-1]
             if last.kind != "check":
                 if len(ledger) > max_steps:
                     return run.result(Outcome.OUT_OF_STEPS, _last_check(ledger))
@@ -130,7 +142,7 @@ def budgeted_loop(
         proposal = None if stop_here else policy.propose(run.state())
         if proposal is None:
             return run.result(_why_stuck(run.state().rows_here()), _last_check(ledger))
-        run.step(proposal.knob, proposal.value, commit=proposal.commit, quality_floor=quality_floor)
+        run.step(proposal.knob, proposal.value, commit=proposal.commit, floor=floor)
 
 
 class _Run(Generic[M]):
@@ -180,7 +192,7 @@ class _Run(Generic[M]):
             self.z,
         )
 
-    def step(self, name: str, value: Value, *, commit: bool, quality_floor: float | None) -> None:
+    def step(self, name: str, value: Value, *, commit: bool, floor: float | None) -> None:
         """Applies a proposal, reads it unless it was read from here already, and accepts or rejects it."""
         if name not in self.knobs:
             raise KnobError(f"the policy proposed the unknown knob {name!r}; the knobs are {', '.join(self.knobs)}")
@@ -201,7 +213,7 @@ class _Run(Generic[M]):
             readings = self._read(candidate)
         accepted, note = False, ""
         if commit:
-            accepted, note = self._judge(readings, quality_floor)
+            accepted, note = self._judge_restored(readings) if knob.restores else self._judge(readings, floor)
         self._record(
             "move" if commit else "trial",
             readings,
@@ -232,11 +244,18 @@ class _Run(Generic[M]):
     def result(self, outcome: Outcome, measured: Mapping[str, Reading]) -> Result[M]:
         return Result(outcome, self.model, self.setting, self.readings, measured, self.promised)
 
-    def _judge(self, readings: Mapping[str, Reading], quality_floor: float | None) -> tuple[bool, str]:
+    def _judge(self, readings: Mapping[str, Reading], floor: float | None) -> tuple[bool, str]:
         if not self.budget.excess(readings, self.z) < self.over:
             return False, "no progress"
-        if quality_floor is not None and readings[self.quality].value < quality_floor:
+        if floor is not None and readings[self.quality].value < floor:
             return False, "quality floor"
+        return True, ""
+
+    def _judge_restored(self, readings: Mapping[str, Reading]) -> tuple[bool, str]:
+        if self.budget.excess(readings, self.z) > self.over:
+            return False, "costs more"
+        if not readings[self.quality].value > self.readings[self.quality].value:
+            return False, "nothing restored"
         return True, ""
 
     def _read(self, model: M) -> dict[str, Reading]:
@@ -282,7 +301,7 @@ class _Run(Generic[M]):
                     self.hopeless = True
                     return
                 factors[limit.key] = math.nextafter(wanted, 0.0) / now
-        self.budget = self.budget.tighten(factors)
+        self.budget = self.budget.scaled(factors)
 
     def _replay(self) -> None:
         """Rebuilds model, setting and limits from the ledger by applying its accepted moves again."""
@@ -307,6 +326,11 @@ def _check_arguments(
     missing = [name for name in (*budget.keys, quality) if name not in meters]
     if missing:
         raise KnobError(f"no meter reads {', '.join(missing)}; meters are given for {', '.join(meters)}")
+
+
+def _finish(policy: Policy, state: State) -> Proposal | None:
+    finish = getattr(policy, "finish", None)
+    return None if finish is None else finish(state)
 
 
 def _last_check(ledger: Ledger) -> Mapping[str, Reading]:

@@ -39,10 +39,19 @@ class State:
     z: float
 
     def next_moves(self) -> list[tuple[Knob, Value]]:
-        """The next cheaper value of every knob, without those already rejected from here."""
+        """The next cheaper value of every knob that saves cost, without those already rejected from here."""
+        return self._moves(restoring=False)
+
+    def next_restores(self) -> list[tuple[Knob, Value]]:
+        """The next value of every knob that restores quality, without those already rejected from here."""
+        return self._moves(restoring=True)
+
+    def _moves(self, *, restoring: bool) -> list[tuple[Knob, Value]]:
         rejected = {(row.knob, row.value) for row in self.rows_here() if row.kind == "move" and not row.accepted}
         moves = []
         for knob in self.knobs:
+            if knob.restores != restoring:
+                continue
             value = knob.cheaper(self.setting[knob.name])
             if value is not None and (knob.name, value) not in rejected:
                 moves.append((knob, value))
@@ -59,7 +68,11 @@ class State:
 
 
 class Policy(Protocol):
-    """Chooses the next setting from the ledger; None when it has nothing left to propose."""
+    """Chooses the next setting from the ledger; None when it has nothing left to propose.
+
+    A policy may also have a method ``finish`` with the same arguments, asked when the budget reads as met and before
+    the fresh check: it may still propose to restore quality.
+    """
 
     def propose(self, state: State) -> Proposal | None: ...
 
@@ -140,3 +153,42 @@ class Scheduled:
                 knob, value = min(matching, key=lambda move: move[0].depth(move[1]))
                 return Proposal(knob.name, value)
         return None
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """Lets another policy save cost, and restores quality in between.
+
+    Knobs that restore are turned when a ``share`` of the way to the budget was walked since the last time, when the
+    other policy has nothing left to propose, and once more when the budget reads as met. One turn is kept for that.
+    """
+
+    inner: Policy
+    share: float = 0.5
+
+    def propose(self, state: State) -> Proposal | None:
+        restores = state.next_restores()
+        turns_left = sum(knob.values.index(value) + 1 for knob, value in restores)
+        if restores and turns_left > 1 and self._walked(state) >= self.share:
+            return Proposal(restores[0][0].name, restores[0][1])
+        proposal = self.inner.propose(state)
+        if proposal is None:
+            return self.finish(state)
+        return proposal
+
+    def finish(self, state: State) -> Proposal | None:
+        restores = state.next_restores()
+        if not restores or self._walked(state) == 0.0:
+            return None
+        return Proposal(restores[0][0].name, restores[0][1])
+
+    def _walked(self, state: State) -> float:
+        """The share of the excess at the start that was saved since quality was last restored."""
+        restoring = {knob.name for knob in state.knobs if knob.restores}
+        start = state.budget.excess(state.rows[0].readings, state.z)
+        last = state.rows[0]
+        for row in state.rows:
+            if row.kind == "move" and row.accepted and row.knob in restoring:
+                last = row
+        now = state.budget.excess(state.readings, state.z)
+        return (state.budget.excess(last.readings, state.z) - now) / start if start else 0.0

@@ -71,7 +71,7 @@ def _tightened(
         over = measured[limit.key].upper(z) / limit.value
         if over > 1:
             factors[limit.key] = min(now.value, readings[limit.key].upper(z) / over) / now.value
-    return limits.tighten(factors)
+    return limits.scaled(factors)
 
 
 class _Recorder:

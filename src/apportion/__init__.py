@@ -20,14 +20,22 @@ from apportion.errors import ApportionError
 
 if TYPE_CHECKING:
     from apportion import models as models
+    from apportion.methods.compose.compose import ComposeConfig as ComposeConfig
+    from apportion.methods.compose.compose import compose as compose
     from apportion.methods.compress.fit import fit as fit
+    from apportion.methods.compress.ladder import retarget as retarget
+    from apportion.methods.compress.ladder import serve_ladder as serve_ladder
     from apportion.methods.compress.rundir import FitConfig as FitConfig
     from apportion.methods.compress.verify import verify as verify
 
 _LAZY = {
+    "ComposeConfig": ("apportion.methods.compose.compose", "ComposeConfig"),
+    "compose": ("apportion.methods.compose.compose", "compose"),
     "FitConfig": ("apportion.methods.compress.rundir", "FitConfig"),
     "fit": ("apportion.methods.compress.fit", "fit"),
     "models": ("apportion.models", None),
+    "retarget": ("apportion.methods.compress.ladder", "retarget"),
+    "serve_ladder": ("apportion.methods.compress.ladder", "serve_ladder"),
     "verify": ("apportion.methods.compress.verify", "verify"),
 }
 
@@ -36,6 +44,7 @@ __all__ = [
     "Budget",
     "Certificate",
     "Choice",
+    "ComposeConfig",
     "FitConfig",
     "Greedy",
     "Knob",
@@ -51,8 +60,11 @@ __all__ = [
     "Scheduled",
     "Setting",
     "budgeted_loop",
+    "compose",
     "fit",
     "models",
+    "retarget",
+    "serve_ladder",
     "verify",
 ]
 

@@ -111,9 +111,9 @@ def test_a_quality_floor_out_of_reach_is_a_named_outcome(apportion, images):
 def test_another_run_in_the_folder_is_not_overwritten(apportion, tmp_path, images):
     first = apportion.json("fit", CNN, "--budget", "params<=80%", "-o", "run", "--data", images)
     assert first["exit"] == 0
-    ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    ledger = (tmp_path / "run" / "rungs" / "2" / "ledger.jsonl").read_bytes()
     one_line(apportion("fit", CNN, "--budget", "params<=70%", "-o", "run", "--data", images, "--json"), 2, "another -o")
-    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
+    assert (tmp_path / "run" / "rungs" / "2" / "ledger.jsonl").read_bytes() == ledger
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("dear reader")
     one_line(apportion("fit", CNN, "--budget", "params<=70%", "-o", "mine", "--data", images, "--json"), 2, "not empty")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -15,8 +16,9 @@ KEYS = {"budget", "baseline", "final", "quality_before", "quality_after", "met",
 
 
 def rows(folder):
-    """Ledger rows without their times."""
-    lines = (folder / "ledger.jsonl").read_text().splitlines()
+    """Ledger rows of all rungs without their times."""
+    ledgers = sorted((folder / "rungs").glob("*/ledger.jsonl"))
+    lines = [line for ledger in ledgers for line in ledger.read_text().splitlines()]
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
@@ -42,9 +44,10 @@ def test_a_counted_budget_is_met_and_verified(apportion, tmp_path, images, polic
 def test_a_finished_run_is_returned_as_it_is(apportion, tmp_path, images):
     options = ("fit", CNN, "--budget", "flops<=50%", "--data", images, "-o", "run")
     first = apportion.json(*options)
-    before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    before = rows(tmp_path / "run")
+    assert before
     assert apportion.json(*options) == first
-    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+    assert rows(tmp_path / "run") == before
 
 
 def test_a_fitted_model_can_be_fitted_further(apportion, tmp_path, images):
@@ -97,6 +100,27 @@ def test_a_latency_budget_is_measured_in_fresh_processes(apportion, tmp_path, im
         assert told["measured"]["latency"]["value"] <= told["budget"][0]["value"]
         assert told["conditions"]["processes"] >= 3
         assert told["confidence"] == 0.95
+
+
+def test_a_run_leaves_a_ladder_to_retarget_and_serve(apportion, tmp_path, images):
+    options = ("--data", images, "--rungs", 3, "--repair-steps", 20, "-o", "run")
+    result = apportion.json("fit", CNN, "--budget", "params<=40%", *options)
+    assert result["met"] is True
+    sizes = [rung["final"]["params"]["value"] / result["baseline"]["params"]["value"] for rung in result["ladder"]]
+    limits = [0.4 ** (1 / 3), 0.4 ** (2 / 3), 0.4]
+    assert all(size <= limit for size, limit in zip(sizes, limits, strict=True))
+    units = [load(str(tmp_path / "run" / "rungs" / str(i) / "model"), factory=CNN).edits.keep for i in (1, 2, 3)]
+    for larger, smaller in itertools.pairwise(units):
+        assert all(set(smaller[name]) <= set(kept) for name, kept in larger.items())  # nested
+    looser = apportion.json("retarget", "run", "--budget", "params<=80%")
+    assert looser["exit"] == 0
+    assert looser["rung"] == max((1, 2, 3), key=lambda i: (result["ladder"][i - 1]["quality_after"]["value"], -i))
+    again = apportion.json("verify", "run", "--model", CNN)
+    assert again["final"]["params"]["value"] == looser["measured"]["params"]["value"]
+    refused = apportion("retarget", "run", "--budget", "params<=10%", "--json")
+    assert refused.returncode == 3
+    assert refused.stderr.count("\n") == 1
+    assert "no rung meets" in refused.stderr
 
 
 @pytest.mark.slow

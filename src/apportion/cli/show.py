@@ -20,6 +20,7 @@ class Bars:
 
     def __init__(self, *, quiet: bool) -> None:
         self.console = Console(stderr=True, quiet=quiet)
+        self._open: Progress | None = None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Update]:
@@ -29,15 +30,28 @@ class Bars:
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
         )
+        if self._open is not None:  # a stage inside a stage
+            with self._task(self._open, f"  {name}") as update:
+                yield update
+            return
         with Progress(*columns, console=self.console) as bars:
-            task = bars.add_task(name, total=None)
+            self._open = bars
             try:
-                # full only when the stage ends, whatever it was told
-                yield lambda share: bars.update(task, total=1.0, completed=min(share, 0.99))
-            except BaseException:
-                bars.update(task, visible=False)  # the error is the one line to read
-                raise
-            bars.update(task, total=1.0, completed=1.0)
+                with self._task(bars, name) as update:
+                    yield update
+            finally:
+                self._open = None
+
+    @contextmanager
+    def _task(self, bars: Progress, name: str) -> Iterator[Update]:
+        task = bars.add_task(name, total=None)
+        try:
+            # full only when the stage ends, whatever it was told
+            yield lambda share: bars.update(task, total=1.0, completed=min(share, 0.99))
+        except BaseException:
+            bars.update(task, visible=False)  # the error is the one line to read
+            raise
+        bars.update(task, total=1.0, completed=1.0)
 
 
 def new_table(*headings: str, title: str | None = None) -> Table:
@@ -73,9 +87,12 @@ def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:
             f"{after['value'] / before['value']:.1%}",
         )
     quality, original = result["quality_after"], result["quality_before"]
-    table.add_row("agreement", f"{original['value']:.3f}", "", f"{quality['value']:.3f} ± {quality['stderr']:.3f}", "")
+    kept = f"{quality['value'] / original['value']:.1%}" if original["value"] else ""
+    found = f"{quality['value']:.3f} ± {quality['stderr']:.3f}"
+    table.add_row(result["quality"], f"{original['value']:.3f}", "", found, kept)
     console.print(table)
-    console.print(f"agreement with the original on {result['quality_of']}, none used to choose", style="dim")
+    judged = "agreement with the original" if result["quality"] == "agreement" else result["quality"]
+    console.print(f"{judged} on {result['quality_of']}, none used to choose or train", style="dim")
     if result["met"]:
         console.print("[bold green]met[/]", end=" ")
     else:

@@ -1,4 +1,7 @@
-"""The run folder: what was asked, the ledger, the measurements, the model and its certificate."""
+"""The run folder: what was asked, the measurements, and a ladder of rungs: models with ledger and certificate.
+
+``model`` and ``certificate.json`` at the top belong to the rung in use, which ``retarget`` changes.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import Any
 
 from apportion.core.certificate import Certificate
 from apportion.errors import ApportionError
+from apportion.tasks.quality import KINDS, Kind
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +30,11 @@ class FitConfig:
     target: str | None = None
     policy: str = "greedy"
     importance: str = "taylor"
+    quality: Kind = "auto"
     quality_floor: float | None = None
+    quantise: bool = True
+    rungs: int = 2
+    repair_steps: int = 150
     seed: int = 0
     batch: int = 1
     tokens: int = 64
@@ -41,7 +49,11 @@ class FitConfig:
             raise ApportionError(f"unknown importance {self.importance!r}; possible are {', '.join(IMPORTANCES)}")
         if self.quality_floor is not None and not 0 <= self.quality_floor <= 1:
             raise ApportionError(f"quality floor {self.quality_floor:g} is outside 0 to 1; give it as a share of 1")
-        for name in ("batch", "tokens", "num_steps", "max_steps", "processes"):
+        if self.quality not in KINDS:
+            raise ApportionError(f"unknown quality {self.quality!r}; possible are {', '.join(KINDS)}")
+        if self.repair_steps < 0:
+            raise ApportionError(f"repair_steps must be at least 0, got {self.repair_steps}")
+        for name in ("batch", "tokens", "num_steps", "max_steps", "processes", "rungs"):
             if getattr(self, name) < 1:
                 raise ApportionError(f"{name} must be at least 1, got {getattr(self, name)}")
 
@@ -50,17 +62,64 @@ POLICIES = ("greedy", "scheduled")
 IMPORTANCES = ("taylor", "magnitude")
 
 
-class RunDir:
-    """Paths and files of one run; every file appears whole or not at all."""
+class Files:
+    """JSON files of a folder; each appears whole or not at all."""
 
     def __init__(self, path: Path) -> None:
-        if path.exists() and not path.is_dir():
-            raise ApportionError(f"{path} is a file; give a folder for the run")
         self.path = path
+
+    def certificate(self) -> Certificate:
+        path = self.path / "certificate.json"
+        if not path.is_file():
+            raise ApportionError(f"{self.path} has no certificate; the run is not finished: start it again to go on")
+        return Certificate.from_json(path.read_text(encoding="utf-8"))
+
+    def result(self) -> dict[str, Any] | None:
+        """The result, where it is finished."""
+        return self.read("result.json") if (self.path / "result.json").is_file() else None
+
+    def write(self, name: str, content: object) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        draft = self.path / f".{name}.tmp"
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.path / name)
+
+    def read(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ApportionError(f"{self.path} holds no run ({name} is missing); give the folder of a run") from None
+        except ValueError:
+            raise ApportionError(f"{path} is damaged; start the run again in another folder") from None
+        if not isinstance(content, dict):
+            raise ApportionError(f"{path} is damaged; start the run again in another folder")
+        return content
+
+
+class Rung(Files):
+    """One rung of the ladder: a model, how it was found, what it promises."""
 
     @property
     def ledger(self) -> Path:
         return self.path / "ledger.jsonl"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+
+class RunDir(Files):
+    """Paths and files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        if path.exists() and not path.is_dir():
+            raise ApportionError(f"{path} is a file; give a folder for the run")
+        super().__init__(path)
 
     @property
     def store(self) -> Path:
@@ -68,14 +127,29 @@ class RunDir:
 
     @property
     def model(self) -> Path:
+        """The model in use: a link to that of a rung."""
         return self.path / "model"
+
+    def rung(self, place: int) -> Rung:
+        """The rungs are numbered from 1; the last one meets the budget asked for."""
+        return Rung(self.path / "rungs" / str(place))
+
+    def use(self, place: int) -> None:
+        """Makes a rung the one in use; a reader sees the old one or the new one, never a mixture."""
+        rung = self.rung(place)
+        if (rung.path / "certificate.json").is_file():
+            self.write("certificate.json", rung.read("certificate.json"))
+        link = self.path / f".model.{os.getpid()}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(rung.model.relative_to(self.path), target_is_directory=True)
+        link.replace(self.model)
 
     def start(self, config: FitConfig, model_digest: str) -> str:
         """Saves what was asked and returns the run's identity; refuses a folder that holds another run."""
         run = identity(config, model_digest)
         asked = self.path / "run.json"
         if asked.is_file():
-            if self._read("run.json").get("identity") != run:
+            if self.read("run.json").get("identity") != run:
                 raise ApportionError(f"{self.path} holds a run with other settings; choose another -o folder")
         elif self.path.is_dir() and any(self.path.iterdir()):
             raise ApportionError(f"{self.path} is not empty and holds no run; choose another -o folder")
@@ -91,43 +165,12 @@ class RunDir:
 
     def config(self) -> FitConfig:
         """What the run was asked for."""
-        saved = self._read("run.json")
+        saved = self.read("run.json")
         known = {field.name for field in fields(FitConfig)}
         config = saved.get("config")
         if saved.get("apportion_run") != VERSION or not isinstance(config, dict) or set(config) != known:
             raise ApportionError(f"{self.path}/run.json is no run of version {VERSION}; give the folder of a run")
         return FitConfig(**config)
-
-    def certificate(self) -> Certificate:
-        path = self.path / "certificate.json"
-        if not path.is_file():
-            raise ApportionError(f"{self.path} has no certificate; the run is not finished: start it again to go on")
-        return Certificate.from_json(path.read_text(encoding="utf-8"))
-
-    def result(self) -> dict[str, Any] | None:
-        """The result of a finished run."""
-        return self._read("result.json") if (self.path / "result.json").is_file() else None
-
-    def write(self, name: str, content: object) -> None:
-        draft = self.path / f".{name}.tmp"
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path / name)
-
-    def _read(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ApportionError(f"{self.path} holds no run ({name} is missing); give the folder of a run") from None
-        except ValueError:
-            raise ApportionError(f"{path} is damaged; start the run again in another folder") from None
-        if not isinstance(content, dict):
-            raise ApportionError(f"{path} is damaged; start the run again in another folder")
-        return content
 
 
 def identity(config: FitConfig, model_digest: str) -> str:

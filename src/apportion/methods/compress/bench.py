@@ -1,0 +1,154 @@
+"""The bench of a run: its target, its measurements, and what a saved model costs there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from apportion.core.budget import Budget, Limit
+from apportion.core.meter import Meter, Reading
+from apportion.cost.calibrate import Anchored, anchor_sizes, calibrate_on_anchors
+from apportion.cost.parts import Parts
+from apportion.cost.sweep import Swept, sweep
+from apportion.device.answers import answers, build
+from apportion.device.build import needs_build
+from apportion.device.measure import Candidate, Session, Shape, measure
+from apportion.device.meters import FlopCount, ParameterCount, SizeOnDisk
+from apportion.device.probe import working_target
+from apportion.device.store import Store
+from apportion.device.target import Target
+from apportion.errors import BudgetError
+from apportion.methods.compress.quantise import AsRun, shaped
+from apportion.methods.compress.rundir import FitConfig, RunDir
+from apportion.models.network import Network, read_output
+from apportion.models.safefile import folder_digest
+from apportion.tasks.batches import Examples
+
+FINAL = "final"
+BASELINE = "baseline"
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """A quality meter that can also score answers computed elsewhere, in the order of its examples."""
+
+    def score(self, answer_ND: Tensor, readout: str) -> Reading: ...
+
+
+class Bench:
+    """Measures networks of one run on its target; sessions are stored, so that a resumed run measures nothing twice."""
+
+    def __init__(self, rundir: RunDir, run: str, config: FitConfig, target: Target, network: Network) -> None:
+        self.rundir, self.run, self.config, self.target = rundir, run, config, target
+        self.store = Store(rundir.store)
+        self.factory = network.origin.factory
+        self.original = Candidate(name=BASELINE, ref=network.origin.ref, factory=self.factory)
+        self.shape = Shape(batch=config.batch, tokens=config.tokens, seed=config.seed)
+
+    def calibrate(self, network: Network, parts: Parts, target: Target | None = None) -> Anchored:
+        """The quick cost model through a few anchors, measured once per run, on the run's target or its int8 twin."""
+        target = target or self.target
+        sizes = anchor_sizes(parts.partition)
+
+        def now() -> dict[str, Any]:
+            return sweep(network, parts, list(sizes.values()), target, self.shape, seconds_each=0.3).to_json()
+
+        stored = self.store.get_or_make({"run": self.run, "what": "anchors", "target": target.name}, now)
+        return calibrate_on_anchors(parts, Swept.from_json(stored), list(sizes))
+
+    def artefact(self, network: Network, folder: Path) -> Path | None:
+        """What the target's runtime runs of a quantised model saved in a folder; None where it is not quantised."""
+        if network.precision == "fp32" or not needs_build(self.target):
+            return None
+        return build(Candidate(name=FINAL, ref=str(folder), factory=self.factory), self.target, self.shape)
+
+    def read_quality(self, meter: Meter[Network], examples: Examples, network: Network, folder: Path) -> Reading:
+        """Quality of a saved model: by the runtime's own answers where it is quantised, which torch can't compute."""
+        artefact = self.artefact(network, folder)
+        if artefact is None or not isinstance(meter, Scores):
+            return AsRun(meter).read(network)
+        batches = shaped(examples, network, count=None)
+        found = answers(artefact, self.target, batches)
+        read = [read_output(network, tuple(outputs), batch) for outputs, batch in zip(found, batches, strict=True)]
+        return meter.score(torch.cat(read)[: len(examples)], network.readout)
+
+    def session(self, folder: Path, clear: Callable[[Session], bool]) -> Session:
+        """The measurements of the model in a folder beside the original; taken once per content."""
+        what = {"run": self.run, "what": "check", "model": folder_digest(folder)}
+        return Session.from_json(self.store.get_or_make(what, lambda: self.measure(folder, clear).to_json()))
+
+    def measure(self, folder: Path, clear: Callable[[Session], bool] = lambda session: True) -> Session:
+        """A saved model against the original, side by side in several fresh processes.
+
+        Processes are added, to at most twice as many, while the session is not ``clear`` about the budget.
+        """
+        candidates = [self.original, Candidate(name=FINAL, ref=str(folder), factory=self.factory)]
+
+        def more(processes: int) -> Session:
+            return measure(candidates, self.target, self.shape, processes=processes, seconds=1.5).require()
+
+        session = more(self.config.processes)
+        while not clear(session) and session.conditions["processes"] < 2 * self.config.processes:
+            session = session.plus(more(1))
+        return session
+
+
+def static_meters() -> dict[str, Meter[Network]]:
+    """Meters that need no clock, by the name they go by in budgets."""
+    return {"params": ParameterCount(), "size": SizeOnDisk(), "flops": FlopCount()}
+
+
+def read_artefact(
+    network: Network,
+    folder: Path,
+    latency: Limit | None,
+    baseline: Mapping[str, Reading],
+    session: Session | None,
+    artefact: Path | None = None,
+) -> dict[str, Reading]:
+    """What a saved model costs: the size of its file (or of the artefact, where it is quantised), its counts, and its
+    latency where a session measured it.
+
+    Under a relative limit the latency is the measured ratio times the baseline, so that a slower hour on the machine,
+    which slows both, does not count.
+    """
+    readings = {name: meter.read(network) for name, meter in static_meters().items()}
+    size_bytes = (folder / "model.safetensors").stat().st_size
+    if network.precision == "int8" and artefact is not None:
+        size_bytes = sum(path.stat().st_size for path in artefact.iterdir() if path.suffix in (".onnx", ".bin", ".xml"))
+    readings["size"] = Reading(value=float(size_bytes), unit="B")
+    if latency is not None and session is not None:
+        if latency.relative:
+            ratio, base = session.ratio(FINAL, BASELINE), baseline[latency.key]
+            readings[latency.key] = Reading(
+                value=ratio.value * base.value, unit="ms", stderr=ratio.stderr * base.value, count=ratio.count
+            )
+        else:
+            readings[latency.key] = session.latency(FINAL)
+    return readings
+
+
+def budget_target(budget: Budget, option: str | None) -> Target:
+    """The one target of a budget: from its limits, or from the option."""
+    named = {limit.target for limit in budget.limits if limit.target} | ({option} if option else set())
+    if len(named) > 1:
+        raise BudgetError(f"the budget and --target name several targets ({', '.join(sorted(named))}); give one")
+    unknown = [limit.quantity for limit in budget.limits if limit.quantity in ("energy", "memory")]
+    if unknown:
+        raise BudgetError(f"fit can't measure {unknown[0]} here yet; possible are latency, size, params, flops")
+    return working_target(named.pop() if named else None)
+
+
+def latency_limit(budget: Budget) -> Limit | None:
+    return next((limit for limit in budget.limits if limit.quantity == "latency"), None)
+
+
+def model_digest(network: Network) -> str:
+    """Content digest of the original's files; a factory's model has none and goes by its reference."""
+    if network.origin.folder is None:
+        return network.origin.ref
+    return folder_digest(network.origin.folder)

@@ -1,0 +1,163 @@
+"""The ladder of a run: certified rungs to switch between when the budget moves, without training or measuring again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from apportion.core.budget import Budget, format_quantity
+from apportion.core.certificate import Certificate
+from apportion.errors import ApportionError, InfeasibleError
+from apportion.methods.compress.rundir import RunDir
+from apportion.models.load import load
+from apportion.models.network import Network, forward
+
+Signal = Callable[[], Budget | str | float | None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rung: its number in the run folder and what its certificate says."""
+
+    rung: int
+    certificate: Certificate
+
+    @property
+    def quality(self) -> float:
+        return self.certificate.quality["after"].value
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The certified rungs of a run, from the first (largest) to the last."""
+
+    rundir: RunDir
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def load(cls, run: Path) -> Ladder:
+        """Reads the certificates of a run's rungs."""
+        rundir = RunDir(run)
+        rundir.config()  # says what is wrong with a folder that is no run
+        steps, place = [], 1
+        while (rundir.rung(place).path / "certificate.json").is_file():
+            steps.append(Step(place, rundir.rung(place).certificate()))
+            place += 1
+        if not steps:
+            raise ApportionError(f"{run} has no certified rung; start the run again to go on")
+        return cls(rundir, tuple(steps))
+
+    def choose(self, budget: Budget) -> Step:
+        """The rung of the highest quality among those whose certified readings meet a budget.
+
+        Raises:
+            InfeasibleError: none does; the message says what the cheapest one measured.
+        """
+        meeting = [step for step in self.steps if self._meets(step, budget)]
+        if meeting:
+            return max(meeting, key=lambda step: (step.quality, -step.rung))
+        last = self.steps[-1].certificate
+        limit = self._resolved(self.steps[-1], budget).limits[0]
+        reading = last.measured[limit.key]
+        raise InfeasibleError(
+            f"no rung meets {budget}: the smallest measures {format_quantity(reading.value, reading.unit)}; "
+            "fit again with the smaller budget"
+        )
+
+    def _meets(self, step: Step, budget: Budget) -> bool:
+        return self._resolved(step, budget).met(step.certificate.measured, step.certificate.z)
+
+    def _resolved(self, step: Step, budget: Budget) -> Budget:
+        """Absolute limits on the run's target; a limit on another one can't be judged by these certificates."""
+        named = {limit.target for limit in budget.limits if limit.target}
+        known = {key.partition("@")[0]: key for key in step.certificate.measured}
+        if named - {step.certificate.target}:
+            other = sorted(named - {step.certificate.target})[0]
+            raise ApportionError(f"the run was measured on {step.certificate.target}, not on {other}; fit it there")
+        missing = [limit.quantity for limit in budget.limits if limit.quantity not in known]
+        if missing:
+            raise ApportionError(f"the run did not measure {missing[0]}; it measured {', '.join(sorted(known))}")
+        targets = {quantity: key.partition("@")[2] or None for quantity, key in known.items()}
+        limits = tuple(replace(limit, target=targets[limit.quantity]) for limit in budget.limits)
+        return Budget(limits).resolve(step.certificate.baseline)
+
+
+def retarget(run: Path, budget: str) -> dict[str, Any]:
+    """Makes the best rung that meets a budget the one in use; takes milliseconds, trains and measures nothing."""
+    ladder = Ladder.load(run)
+    step = ladder.choose(Budget.parse(budget))
+    ladder.rundir.use(step.rung)
+    certificate = step.certificate
+    return {
+        "budget": budget,
+        "rung": step.rung,
+        "of": len(ladder.steps),
+        "target": certificate.target,
+        "measured": {key: reading.to_json() for key, reading in certificate.measured.items()},
+        "quality": certificate.quality["after"].to_json(),
+        "model": str(ladder.rundir.model),
+        "run": str(run),
+    }
+
+
+class ServedLadder:
+    """A ladder held in memory that answers with the best rung the budget of the moment allows.
+
+    Where even the smallest rung is over the budget, it answers with that one and ``within_budget`` is False.
+    """
+
+    def __init__(self, ladder: Ladder, networks: Mapping[int, Network], signal: Signal | None = None) -> None:
+        self.ladder, self.signal = ladder, signal
+        self._networks = dict(networks)
+        self._lock = threading.Lock()
+        self._chosen: dict[str, tuple[int, bool]] = {}
+        self.rung, self.within_budget = max(ladder.steps, key=lambda step: (step.quality, -step.rung)).rung, True
+        self.num_switches = 0
+
+    def retarget(self, budget: Budget | str | float | None) -> int:
+        """Follows a new budget: a text such as ``6ms`` or ``80%``, milliseconds, or None for no limit."""
+        if isinstance(budget, (int, float)):
+            budget = f"{budget!r}ms"
+        key = str(budget)
+        with self._lock:
+            if key not in self._chosen:
+                self._chosen[key] = self._choose(budget)
+            rung, within = self._chosen[key]
+            self.num_switches += rung != self.rung
+            self.rung, self.within_budget = rung, within
+            return rung
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Any:
+        """The active rung's output for named inputs, after asking the signal where there is one."""
+        if self.signal is not None:
+            self.retarget(self.signal())
+        return forward(self._networks[self.rung].module, inputs)
+
+    def _choose(self, budget: Budget | str | None) -> tuple[int, bool]:
+        if budget is None:
+            return max(self.ladder.steps, key=lambda step: (step.quality, -step.rung)).rung, True
+        try:
+            wanted = Budget.parse(budget) if isinstance(budget, str) else budget
+            return self.ladder.choose(wanted).rung, True
+        except InfeasibleError:
+            return self.ladder.steps[-1].rung, False
+
+
+def serve_ladder(run: Path | str, *, signal: Signal | None = None, factory: str | None = None) -> ServedLadder:
+    """Loads all rungs of a run into memory to switch between them at run time.
+
+    Args:
+        signal: asked before every call for the budget of the moment (a thermal or load reading turned into
+            milliseconds, say); without it, call ``retarget``.
+        factory: the factory of the original, where it came from one.
+
+    Example:
+        serve = serve_ladder("runs/minilm", signal=lambda: 4.0 if too_hot() else None)
+        output = serve({"input_ids": ids, "attention_mask": mask})
+    """
+    ladder = Ladder.load(Path(run))
+    networks = {step.rung: load(str(ladder.rundir.rung(step.rung).model), factory=factory) for step in ladder.steps}
+    return ServedLadder(ladder, networks, signal)

@@ -1,0 +1,178 @@
+"""Repair: win quality back by a short distillation from the original, which costs training steps and no latency.
+
+Shape letters: ``N`` examples, ``D`` features, ``K`` classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from apportion.core.knob import Choice, Knob, Value
+from apportion.core.progress import Progress, Silent
+from apportion.models.network import Network, read_out
+from apportion.models.skip import Skip
+from apportion.tasks.batches import Batch, Examples
+
+PREFIX = "repair"
+_TEMPERATURE = 0.05  # of likeness between examples of a batch
+_SOFTNESS = 2.0  # of classes and tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilOptions:
+    """How long and how fast to train: steps of one batch each, and the largest learning rate."""
+
+    steps: int = 150
+    learning_rate: float = 3e-4
+    batch: int = 32
+    seed: int = 0
+
+
+def repair_knob(turns: int) -> Knob:
+    """How many repairs are left."""
+    return Choice(PREFIX, range(turns + 1), granularity="global", restores=True)
+
+
+class Distil:
+    """Trains a network towards its teacher's answers and hidden states on unlabelled examples.
+
+    The result depends on the network, the options and the examples alone, and is kept in ``folder`` by their digest, so
+    that a resumed run trains nothing twice.
+    """
+
+    def __init__(
+        self,
+        teacher: Network,
+        training: Examples,
+        blocks: Sequence[str],
+        options: DistilOptions,
+        folder: Path | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.teacher, self.blocks, self.options = teacher, tuple(blocks), options
+        self.batches = _rebatched(training, options.batch)
+        self.folder, self.progress = folder, progress or Silent()
+
+    def apply(self, model: Network, knob: Knob, value: Value) -> Network:
+        kept = self._kept(model)
+        if kept is not None and kept.is_file():
+            module = copy.deepcopy(model.module)
+            module.load_state_dict(load_file(kept), strict=False)
+            return model.replace(module=module)
+        with self.progress.stage("repair by distillation") as update:
+            repaired = self.train(model, update)
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            draft = kept.with_suffix(".tmp")
+            tensors = {name: p.detach().contiguous() for name, p in repaired.module.named_parameters()}
+            save_file(tensors, draft)
+            draft.replace(kept)
+        return repaired
+
+    def train(self, model: Network, on_step: Callable[[float], None] | None = None) -> Network:
+        """A trained copy, in evaluation mode as it was (no dropout, no new statistics of batch norms)."""
+        module = copy.deepcopy(model.module).eval()
+        student = model.replace(module=module)
+        generator = torch.Generator().manual_seed(self.options.seed)
+        trained = [p for p in module.parameters() if p.is_floating_point()]
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        optimiser = torch.optim.AdamW(trained, lr=self.options.learning_rate, weight_decay=0.0)
+        steps = self.options.steps
+        for step in range(steps):
+            warm = min(1.0, (step + 1) / max(1, steps // 10))
+            for group in optimiser.param_groups:
+                group["lr"] = self.options.learning_rate * warm * (1 - step / steps)
+            place = int(torch.randint(len(self.batches), (), generator=generator))
+            loss = self._loss(student, self.batches[place])
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(trained, 1.0)
+            optimiser.step()
+            if on_step is not None:
+                on_step((step + 1) / steps)
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        return student
+
+    def _loss(self, student: Network, batch: Batch) -> Tensor:
+        with torch.no_grad(), _hidden(self.teacher.module, self.blocks) as wanted:
+            target = read_out(self.teacher, batch)
+        with torch.enable_grad(), _hidden(student.module, self.blocks) as found:
+            answer = read_out(student, batch)
+        loss = answer_loss(answer, target, student.readout, batch.get("attention_mask"))
+        alike = [
+            (found[name] - wanted[name]).square().mean() / wanted[name].square().mean().clamp_min(1e-12)
+            for name in found
+            if name in wanted and found[name].shape == wanted[name].shape
+        ]
+        return loss + sum(alike, start=torch.zeros(())) / max(len(alike), 1)
+
+    def _kept(self, model: Network) -> Path | None:
+        if self.folder is None:
+            return None
+        total = hashlib.sha256(json.dumps(asdict(self.options), sort_keys=True).encode())
+        for name, parameter in model.module.named_parameters():
+            total.update(f"{name}{tuple(parameter.shape)}".encode())
+            total.update(parameter.detach().contiguous().view(torch.uint8).numpy())
+        return self.folder / f"{total.hexdigest()[:32]}.safetensors"
+
+
+def answer_loss(answer: Tensor, target: Tensor, readout: str, mask: Tensor | None = None) -> Tensor:
+    r"""How far the student's answers are from the teacher's (eq. R1, R2).
+
+    Embeddings: one minus the cosine, plus the divergence between the likeness of examples in the batch under teacher
+    and student. Classes and tokens: the divergence of softened distributions.
+    """
+    if readout == "embedding":
+        cosine = (1 - (answer * target).sum(-1)).mean()
+        itself = torch.eye(len(target), dtype=torch.bool)
+        like, wanted = ((x @ x.T / _TEMPERATURE).masked_fill(itself, -1e9).log_softmax(-1) for x in (answer, target))
+        return cosine + nn.functional.kl_div(like, wanted, log_target=True, reduction="batchmean")
+    soft, wanted = ((x / _SOFTNESS).log_softmax(-1) for x in (answer, target))
+    divergence = nn.functional.kl_div(soft, wanted, log_target=True, reduction="none").sum(-1)
+    if readout == "token-logits" and mask is not None:
+        divergence = divergence[mask.bool()]
+    return _SOFTNESS**2 * divergence.mean()
+
+
+@contextmanager
+def _hidden(module: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """Collects the outputs of blocks during a forward pass."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            found[name] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    handles = []
+    for name in blocks:
+        block = module.get_submodule(name)
+        if not isinstance(block, Skip):
+            handles.append(block.register_forward_hook(keep(name)))
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _rebatched(training: Examples, size: int) -> list[Batch]:
+    return [
+        {name: tensor[start : start + size] for name, tensor in batch.items()}
+        for batch in training.batches
+        for start in range(0, len(next(iter(batch.values()))), size)
+    ]

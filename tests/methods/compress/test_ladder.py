@@ -1,0 +1,122 @@
+"""The ladder: the best rung within a moving budget, switched at once, and honest when none is left."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from apportion.core.budget import Budget
+from apportion.core.certificate import Certificate
+from apportion.core.meter import Reading
+from apportion.errors import ApportionError, InfeasibleError
+from apportion.methods.compress.ladder import Ladder, retarget, serve_ladder
+from apportion.methods.compress.rundir import FitConfig, RunDir
+from apportion.models.cut import slice_network
+from apportion.models.load import load
+from apportion.models.partition import Partition
+from apportion.models.save import save
+
+CNN = "tests.factories:small_cnn"
+MS = {1: 8.0, 2: 6.0, 3: 4.0}
+QUALITY = {1: 0.98, 2: 0.95, 3: 0.90}
+
+
+def certificate(latency_ms, quality):
+    budget = Budget.parse(f"latency<={latency_ms}ms@torch-cpu-1t")
+    return Certificate(
+        asked=str(budget),
+        budget=budget,
+        baseline={"latency@torch-cpu-1t": Reading(value=10.0, unit="ms")},
+        measured={"latency@torch-cpu-1t": Reading(value=latency_ms, unit="ms", stderr=0.01)},
+        quality={"before": Reading(value=1.0, unit="ratio"), "after": Reading(value=quality, unit="ratio")},
+        artefact="",
+        target="torch-cpu-1t",
+        conditions={},
+        measured_at="2026-01-01T00:00:00+00:00",
+        confidence=0.95,
+        z=1.0,
+    )
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of three rungs whose certificates say 8, 6 and 4 ms of 10."""
+    rundir = RunDir(tmp_path / "run")
+    rundir.start(FitConfig(model=CNN, budget="latency<=40%@torch-cpu-1t", rungs=3), CNN)
+    network = load(CNN)
+    partition = Partition.of(network)
+    module = next(m for m in partition if m.kind == "channels")
+    for rung, ms in MS.items():
+        keep = partition.keep({module.name: module.sizes()[-rung]})
+        save(slice_network(network, partition, keep), rundir.rung(rung).model)
+        rundir.rung(rung).write("certificate.json", certificate(ms, QUALITY[rung]).to_json())
+    rundir.use(3)
+    return rundir.path
+
+
+@pytest.mark.parametrize(
+    ("budget", "rung"),
+    [("8.5ms", 1), ("8ms", 2), ("latency<=7ms", 2), ("65%", 2), ("latency<=50%@torch-cpu-1t", 3), ("4.02ms", 3)],
+)
+def test_the_best_rung_within_the_budget_is_chosen(run, budget, rung):
+    # 8ms does not hold the first rung: its certified 8 ms has an error
+    assert Ladder.load(run).choose(Budget.parse(budget)).rung == rung
+
+
+def test_retargeting_links_the_model_and_its_certificate(run):
+    told = retarget(run, "6.5ms")
+    assert told["rung"] == 2
+    assert os.readlink(run / "model") == os.path.join("rungs", "2", "model")
+    assert RunDir(run).certificate().measured["latency@torch-cpu-1t"].value == 6.0
+    retarget(run, "9ms")
+    assert RunDir(run).certificate().measured["latency@torch-cpu-1t"].value == 8.0
+    assert (run / "model" / "model.safetensors").is_file()
+
+
+def test_a_budget_under_the_last_rung_is_refused_and_changes_nothing(run):
+    with pytest.raises(InfeasibleError, match="smallest measures 4ms"):
+        retarget(run, "3ms")
+    assert os.readlink(run / "model") == os.path.join("rungs", "3", "model")
+
+
+def test_what_was_not_measured_can_not_be_judged(run):
+    with pytest.raises(ApportionError, match="not on ort-cpu-1t"):
+        retarget(run, "5ms@ort-cpu-1t")
+    with pytest.raises(ApportionError, match="did not measure energy"):
+        retarget(run, "energy<=5mJ")
+
+
+def test_a_folder_without_rungs_is_refused(tmp_path):
+    with pytest.raises(ApportionError, match="holds no run"):
+        Ladder.load(tmp_path)
+
+
+def test_a_square_wave_of_budgets_is_followed_without_reset(run):
+    wave = [9.0 if (call // 5) % 2 == 0 else 4.5 for call in range(40)]
+    asked = iter(wave)
+    serve = serve_ladder(run, signal=lambda: next(asked), factory=CNN)
+    inputs = {"0": torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))}
+    expected = {
+        rung: load(str(run / "rungs" / str(rung) / "model"), factory=CNN).module(inputs["0"]) for rung in (1, 3)
+    }
+    rungs = []
+    for limit_ms in wave:
+        output = serve(inputs)
+        rungs.append(serve.rung)
+        assert MS[serve.rung] <= limit_ms
+        assert torch.equal(output, expected[serve.rung])
+    assert rungs == [1 if limit == 9.0 else 3 for limit in wave]
+    assert serve.num_switches == 7
+    assert serve.within_budget
+
+
+def test_a_served_ladder_says_when_even_its_last_rung_is_too_slow(run):
+    serve = serve_ladder(run, factory=CNN)
+    assert serve.rung == 1
+    assert serve.retarget(2.0) == 3
+    assert not serve.within_budget
+    assert serve.retarget(None) == 1
+    assert serve.within_budget
+    assert serve.retarget("70%") == 2

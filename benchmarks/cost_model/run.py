@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/cost_model/run.py [--quick]
 
 For every network and target, configurations are drawn and measured; the first are fitted to, the next calibrate the
-bound, the last are held out. All predictors see the same measurements. Samples measured on a CUDA machine by ``gpu.py``
-(``results/cuda``) are fitted and audited here too. Results are saved after every pair, so a stopped run keeps them and
-goes on.
+bound, the last are held out. All predictors see the same measurements. Samples are saved after every pair
+(``results/cpu``), so a stopped run goes on; those measured on a CUDA machine by ``gpu.py`` (``results/cuda``) are
+fitted and audited here too. Delete a file to measure it again.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ import numpy as np
 import torch
 
 from apportion.cost.audit import audit
-from apportion.cost.calibrate import anchor_sizes, whole_sample
+from apportion.cost.calibrate import NUM_FIT, anchor_sizes, fit_samples, whole_sample
 from apportion.cost.draw import draw_many
 from apportion.cost.model import CostModel
 from apportion.cost.parts import Parts
 from apportion.cost.sample import Sample
-from apportion.cost.sweep import sweep
+from apportion.cost.sweep import Swept, sweep
+from apportion.cost.view import resee
 from apportion.device.measure import Shape
 from apportion.device.probe import working_target
 from apportion.device.target import machine
 from apportion.models import Partition, load
 from apportion.numerics.stats import quantile
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # children find benchmarks.cost_model.networks there, too
+from benchmarks.cost_model.samples import Saved, device_name
+
 HERE = Path(__file__).parent
-sys.path.insert(
-    0, str(HERE.parents[1])
-)  # the networks are named as benchmarks.cost_model.networks, here and in children
 NETWORKS = ("minilm_like", "vit_like", "resnet_like")
 TARGETS = ("torch-cpu-1t", "ort-cpu-1t", "openvino-cpu-1t", "openvino-int8-cpu-1t")
-NUM_FIT, NUM_BOUND, NUM_HELD_OUT = 24, 22, 24
+NUM_BOUND, NUM_HELD_OUT = 22, 24
 BUCKETS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
@@ -51,69 +52,80 @@ def main() -> None:
         "--cuda", action="store_true", help="only fit and audit the saved CUDA samples, measuring nothing"
     )
     args = parser.parse_args()
-    quick = args.quick
-    if args.cuda:
-        saved = sorted((HERE / "results" / "cuda").glob("*.json"))
-        print_tables({}, {name: row for path in saved for name, row in audit_saved(path).items()})
-        return
     began = time.perf_counter()
-    rows_path = HERE / "results" / ("rows_quick.json" if quick else "rows.json")
-    rows: dict[str, dict] = json.loads(rows_path.read_text()) if rows_path.is_file() else {}
-    for target in TARGETS[1:3] if quick else TARGETS:
-        for network in NETWORKS[:1] if quick else NETWORKS:
-            if f"{network} {target}" not in rows:
-                rows[f"{network} {target}"] = measure_pair(network, target)
-                rows_path.write_text(json.dumps(rows, indent=1) + "\n")
-    gpu = {}
-    for path in [] if quick else sorted((HERE / "results" / "cuda").glob("*.json")):
-        gpu.update(audit_saved(path))
+    rows: dict[str, dict] = {}
+    for target in () if args.cuda else TARGETS[1:3] if args.quick else TARGETS:
+        for network in NETWORKS[:1] if args.quick else NETWORKS:
+            path = HERE / "results" / "cpu" / f"{target}.{network}.json"
+            if not path.is_file():
+                measure_pair(network, target, path)
+            rows |= audit_saved(path)
+    gpu: dict[str, dict] = {}
+    for path in [] if args.quick else sorted((HERE / "results" / "cuda").glob("*.json")):
+        gpu |= audit_saved(path)
     print_tables(rows, gpu)
-    write_summary(rows, gpu, quick, time.perf_counter() - began)
+    if not args.cuda:
+        write_summary(rows, gpu, args.quick, time.perf_counter() - began)
 
 
-def measure_pair(name: str, target: str) -> dict:
+def measure_pair(name: str, target: str, path: Path) -> None:
+    """Measures one network on one target: a calibration, timed, then configurations to hold out, and saves both."""
     began = time.perf_counter()
     network = load(f"benchmarks.cost_model.networks:{name}")
     parts = Parts.of(network, Partition.of(network))
     anchors = list(anchor_sizes(parts.partition).values())
-    drawn = draw_many(parts, NUM_FIT + NUM_BOUND + NUM_HELD_OUT, seed=0)
+    sizes = [*anchors, *draw_many(parts, NUM_FIT + NUM_BOUND + NUM_HELD_OUT, seed=0)]
     where, shape = working_target(target), Shape()
-    calibrating = [*anchors, *drawn[: NUM_FIT + NUM_BOUND]]
+    num_fit = len(anchors) + NUM_FIT
+    calibrating, unseen = sizes[: num_fit + NUM_BOUND], sizes[num_fit + NUM_BOUND :]
     swept = sweep(network, parts, calibrating, where, shape)
-    calibration_s = time.perf_counter() - began
-    unseen = sweep(network, parts, drawn[NUM_FIT + NUM_BOUND :], where, shape)
-    scale = swept.baseline.value / unseen.baseline.value
-    to_fit = [whole_sample(parts, swept), *(s for i, s in swept.samples.items() if i < len(anchors) + NUM_FIT)]
-    to_bound = [s for i, s in swept.samples.items() if i >= len(anchors) + NUM_FIT]
-    held_out = [Sample(s.shares, s.latency_ms * scale, s.stderr_ms * scale) for s in unseen.samples.values()]
-    row = judge(to_fit, to_bound, held_out, parts, swept.baseline.value)
-    row |= {"calibration_s": round(calibration_s, 1), "failures": len(swept.failures) + len(unseen.failures)}
-    print(f"{name} on {target}: {row}", flush=True)
-    return row
+    fit_samples(parts, calibrating, swept, num_fit)
+    seconds = time.perf_counter() - began
+    later = sweep(network, parts, unseen, where, shape)
+    Saved(
+        network=name,
+        target=target,
+        device=device_name(),
+        seconds=seconds,
+        num_fit=num_fit,
+        num_bound=NUM_BOUND,
+        sizes=sizes,
+        swept=joined(swept, later, len(calibrating)),
+    ).save(path)
+    print(f"{name} on {target}: calibrated in {seconds:.0f} s", flush=True)
+
+
+def joined(first: Swept, later: Swept, offset: int) -> Swept:
+    """Two sweeps as one, in units of the first one's baseline."""
+    scale = first.baseline.value / later.baseline.value
+    moved = [Sample(s.shares, s.latency_ms * scale, s.stderr_ms * scale) for s in later.samples.values()]
+    samples = {offset + i: sample for i, sample in zip(later.samples, moved, strict=True)}
+    failures = {offset + i: failure for i, failure in later.failures.items()}
+    return Swept({**first.samples, **samples}, {**first.failures, **failures}, first.baseline)
 
 
 def audit_saved(path: Path) -> dict[str, dict]:
-    saved = json.loads(path.read_text())
-    samples = [Sample.from_json(sample) for sample in saved["samples"]]
-    whole = Sample(dict.fromkeys(saved["signature_of"], 1.0), saved["baseline"]["value"], saved["baseline"]["stderr"])
-    held = len(samples) - NUM_BOUND - max(12, len(samples) // 3)
-    to_fit, to_bound, rest = [whole, *samples[:held]], samples[held : held + NUM_BOUND], samples[held + NUM_BOUND :]
-    network = load(f"benchmarks.cost_model.networks:{saved['network'].removesuffix('_batched')}")
+    """The row of one network on one target, from its saved sweep."""
+    saved = Saved.load(path)
+    network = load(f"benchmarks.cost_model.networks:{saved.network.removesuffix('_batched')}")
     parts = Parts.of(network, Partition.of(network))
-    row = judge(to_fit, to_bound, rest, parts, whole.latency_ms)
-    row |= {"calibration_s": saved["seconds"], "failures": len(saved["failures"]), "device": saved["device"]}
-    return {f"{saved['network']} {saved['target']}": row}
+    last = saved.num_fit + saved.num_bound
+    known = {i: s for i, s in saved.swept.samples.items() if i < last}
+    unseen = {i: s for i, s in saved.swept.samples.items() if i >= last}
+    calibrated = fit_samples(parts, saved.sizes, Swept(known, {}, saved.swept.baseline), saved.num_fit)
+    held_out = resee(calibrated.parts, [saved.sizes[i] for i in unseen], list(unseen.values()))
+    row = judge(calibrated.cost, held_out)
+    whole = whole_sample(parts, saved.swept)
+    to_fit = [whole, *(resee(parts, [saved.sizes[i]], [s])[0] for i, s in known.items())]  # peers see all of these
+    plain = resee(parts, [saved.sizes[i] for i in unseen], list(unseen.values()))
+    row |= judge_peers(to_fit, plain, parts)
+    row |= {"grid": calibrated.parts.grid, "widths": calibrated.parts.widths, "calibration_s": saved.seconds}
+    row |= {"failures": len(saved.swept.failures), "device": saved.device}
+    return {f"{saved.network} {saved.target}": row}
 
 
-def judge(to_fit, to_bound, held_out, parts: Parts, baseline_ms: float) -> dict:
-    signature_of = parts.signature_of
-    model = CostModel.fit(to_fit, signature_of).bounded(to_bound)
+def judge(model: CostModel, held_out: list[Sample]) -> dict:
     found = audit(model, held_out)
-    peers = {
-        "flops": lambda shares: baseline_ms * _share(shares, {part.name: part.flops for part in parts.parts}),
-        "params": lambda shares: baseline_ms * _share(shares, {part.name: part.params for part in parts.parts}),
-        "table": fit_table(to_fit, signature_of),
-    }
     row = {
         "median": found.median_rel_error,
         "p95": found.p95_rel_error,
@@ -123,10 +135,23 @@ def judge(to_fit, to_bound, held_out, parts: Parts, baseline_ms: float) -> dict:
         "noise": quantile([s.stderr_ms / s.latency_ms for s in held_out], 0.5),
         "held_out": len(held_out),
     }
+    return {key: value if isinstance(value, int) else round(value, 4) for key, value in row.items()}
+
+
+def judge_peers(to_fit: list[Sample], held_out: list[Sample], parts: Parts) -> dict:
+    """Predictors that scale the whole network's latency by operations or parameters, and a table."""
+    baseline_ms = to_fit[0].latency_ms
+    peers = {
+        "flops": lambda shares: baseline_ms * _share(shares, {part.name: part.flops for part in parts.parts}),
+        "params": lambda shares: baseline_ms * _share(shares, {part.name: part.params for part in parts.parts}),
+        "table": fit_table(to_fit, parts.signature_of),
+    }
+    row = {}
     for name, predict in peers.items():
         errors = [abs(predict(s.shares) / s.latency_ms - 1) for s in held_out]
-        row[f"{name}_median"], row[f"{name}_p95"] = quantile(errors, 0.5), quantile(errors, 0.95)
-    return {key: value if isinstance(value, int) else round(value, 4) for key, value in row.items()}
+        row[f"{name}_median"] = round(quantile(errors, 0.5), 4)
+        row[f"{name}_p95"] = round(quantile(errors, 0.95), 4)
+    return row
 
 
 def _share(shares, weights) -> float:

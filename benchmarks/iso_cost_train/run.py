@@ -4,7 +4,8 @@
 
 A real search per target: mobile CNN blocks on Fashion-MNIST images of 16 × 16 pixels, every candidate measured on the
 target beside the anchor. Afterwards anchor and result are evaluated anew, by as many fresh short trainings as long
-ones, so that neither gain is one that chance had selected. On a CUDA machine the same script runs wider networks on
+ones, so that neither gain is one that chance had selected. Rows are saved target by target
+(``results/cpu``), so a stopped run goes on; delete one to measure it again. On a CUDA machine the same script runs wider networks on
 28 × 28 pixels; it needs torch, transformers, safetensors, numpy and scipy.
 """
 
@@ -45,7 +46,15 @@ def main() -> None:
     began = time.perf_counter()
     targets = args.targets.split(",")[:1] if args.quick else args.targets.split(",")
     large = args.device != "cpu"
-    rows = [one_target(name, args, large) for name in targets]
+    kind = "quick" if args.quick else "cuda" if large else "cpu"
+    rows = []
+    for name in targets:
+        path = HERE / "results" / kind / f"{name}.json"
+        if not path.is_file():
+            row = one_target(name, args, large)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(row, indent=1) + "\n")
+        rows.append(json.loads(path.read_text()))
     print("\n| target | anchor, ms | found, ms | in band | short gain | long gain | long: anchor, found | claim |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
@@ -90,8 +99,9 @@ def one_target(name: str, args: argparse.Namespace, large: bool) -> dict[str, An
         num_train=5000 if large else 3000,
         steps=400 if large else 60,
         final_steps=4000 if large else 200,
-        max_evaluations=400 if large else 20 if args.quick else 56,
-        calibration=24 if large else 10,
+        max_evaluations=400 if large else 16 if args.quick else 40,
+        align=8,
+        calibration=24 if large else 8,
         pilot=4,
         train_on=args.device,
     )

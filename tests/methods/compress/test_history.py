@@ -92,6 +92,7 @@ def test_what_proposals_lost_per_excess_saved(tmp_path):
     rows = run_to(tmp_path / "ledger.jsonl", "5ms")  # from 10 ms: an excess of 1, and 0.2 a millisecond
     found = {(one.base, one.knob, one.value): one for one in seen(rows)}
     assert found[0, "a", 1].ratio == pytest.approx(1 / 0.4)
+    assert found[0, "a", 1].saved == pytest.approx(0.4)
     assert found[0, "b", 1].ratio == pytest.approx(3 / 0.2)
     assert found[0, "c", 1].ratio == math.inf
     assert (found[0, "a", 1].old, found[0, "a", 1].value) == (2, 1)

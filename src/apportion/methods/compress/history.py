@@ -45,8 +45,8 @@ def read_rows(file: Path) -> list[Row]:
 class Seen:
     """One proposal that was read: what it changed, and what that lost and saved at the setting it was made from.
 
-    ``ratio`` is the quality lost per excess saved, infinite where nothing was saved; ``base`` is the step of the row
-    it was made from. ``censored`` says that the proposal met the budget, so that it may have saved more than was due.
+    ``saved`` is the excess saved, ``ratio`` the quality lost per excess saved, infinite where nothing was saved;
+    ``base`` is the step of the row it was made from. ``censored`` says that the proposal met the budget, so that it may have saved more than was due.
     """
 
     step: int
@@ -55,6 +55,7 @@ class Seen:
     old: Value
     value: Value
     ratio: float
+    saved: float
     censored: bool
 
 
@@ -77,7 +78,7 @@ def seen(rows: Sequence[Row], quality: str = "quality") -> list[Seen]:
             ratio = lost / saved if saved > 0 else math.inf
             old = base.setting[row.knob]
             if saved > 0 or not row.accepted:
-                found.append(Seen(row.step, base.step, row.knob, old, row.value, ratio, row.cost == 0.0))
+                found.append(Seen(row.step, base.step, row.knob, old, row.value, ratio, saved, row.cost == 0.0))
         if row.accepted:
             base, comparable = row, True
     return found

@@ -111,6 +111,7 @@ def test_features_describe_a_move_by_what_was_seen_before_it():
         "excess_left": 1.0,
         "known": 0.0,
         "last": 0.0,
+        "last_saved": 0.0,
         "since_last": 0.0,
         "kind_known": 0.0,
         "kind_mean": 0.0,
@@ -121,6 +122,7 @@ def test_features_describe_a_move_by_what_was_seen_before_it():
     assert (later["known"], later["kind_known"]) == (1.0, 0.0)
     assert later["since_last"] == 0.25
     assert later["last"] == view.target(view.newest[first].ratio)
+    assert later["last_saved"] == 1 - rows[1].cost / rows[0].cost
     assert view.target(float("inf")) == CLIP
     assert View.of(rows).excess_left == 0.0
 

@@ -21,6 +21,7 @@ NAMES = (
     "excess_left",  # share of the excess at the start that is still to be saved
     "known",  # whether this knob was read before in this run
     "last",  # its newest ratio
+    "last_saved",  # share of what is still to be saved that its newest reading saved
     "since_last",  # share removed since that was read
     "kind_known",
     "kind_mean",  # mean of the newest ratios of the other knobs of its kind
@@ -43,6 +44,7 @@ class View:
     """The rows of a run as far as they go, prepared for asking about its next moves."""
 
     start: Setting
+    excess: float
     excess_left: float
     newest: Mapping[str, Seen]
     scale: float
@@ -55,6 +57,7 @@ class View:
         here = next(row for row in reversed(rows) if row.kind in ("start", "move") and row.accepted)
         return cls(
             start=rows[0].setting,
+            excess=here.cost,
             excess_left=here.cost / rows[0].cost if rows[0].cost else 0.0,
             newest={one.knob: one for one in everything},
             scale=statistics.median(sizes) if sizes else 1.0,
@@ -81,6 +84,7 @@ class View:
             self.excess_left,
             0.0 if last is None else 1.0,
             0.0 if last is None else self.target(last.ratio),
+            0.0 if last is None or not self.excess else min(1.0, max(0.0, last.saved / self.excess)),
             0.0 if last is None else removed - self._removed(knob, last.value),
             1.0 if others else 0.0,
             statistics.fmean(others) if others else 0.0,

@@ -4,9 +4,9 @@
 
 A real search per target: mobile CNN blocks on Fashion-MNIST images of 16 × 16 pixels, every candidate measured on the
 target beside the anchor. Afterwards anchor and result are evaluated anew, by as many fresh short trainings as long
-ones, so that neither gain is one that chance had selected. Rows are saved target by target
-(``results/cpu``), so a stopped run goes on; delete one to measure it again. On a CUDA machine the same script runs wider networks on
-28 × 28 pixels; it needs torch, transformers, safetensors, numpy and scipy.
+ones, so that neither gain is one that chance had selected. Rows are saved target by target (``results/cpu``), so a
+stopped run goes on; delete one to measure it again. On a CUDA machine the same script searches on 28 × 28 pixels with
+longer trainings; it needs torch, transformers, safetensors, numpy and scipy.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ class Seen:
     """One proposal that was read: what it changed, and what that lost and saved at the setting it was made from.
 
     ``saved`` is the excess saved, ``ratio`` the quality lost per excess saved, infinite where nothing was saved;
-    ``base`` is the step of the row it was made from. ``censored`` says that the proposal met the budget, so that it may have saved more than was due.
+    ``base`` is the step of the row it was made from. ``censored`` says that the proposal met the budget, so that it
+    may have saved more than was due.
     """
 
     step: int

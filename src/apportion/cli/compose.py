@@ -28,8 +28,8 @@ def command(
     method: Annotated[
         str | None,
         typer.Option(
-            help="oracle, greedy-soup, best-single (by the support); soup, task-arithmetic, ties, dare, dare-ties, "
-            "slerp (without). Default oracle with a support, soup without."
+            help="oracle, router, greedy-soup, best-single (by the support); soup, task-arithmetic, ties, dare, "
+            "dare-ties, slerp (without). Default oracle with a support, soup without."
         ),
     ] = None,
     support: Annotated[
@@ -41,6 +41,10 @@ def command(
         typer.Option(help="Modules that may be edited, such as '8 blocks'; edits must help held-out examples."),
     ] = None,
     max_sources: Annotated[int | None, typer.Option(help="Most sources to mix.")] = None,
+    router: Annotated[
+        str | None, typer.Option(help="File of a trained router; needs --base. Implies method router.")
+    ] = None,
+    mode: Annotated[str, typer.Option(help="Of the router: no-adapt, gradient-free or gradient.")] = "gradient-free",
     budget: Annotated[str | None, typer.Option(help="Time that forming the model may take here, such as 40ms.")] = None,
     base: Annotated[str | None, typer.Option(help="Common ancestor of the sources.")] = None,
     weights: Annotated[str | None, typer.Option(help="One number per source, such as 0.7,0.3.")] = None,
@@ -62,7 +66,7 @@ def command(
 
     config = ComposeConfig(
         sources=tuple(sources),
-        method=method or ("soup" if support is None else "oracle"),
+        method=method or ("soup" if support is None else "router" if router else "oracle"),
         base=base,
         weights=parse_weights(weights),
         density=density,
@@ -75,8 +79,10 @@ def command(
     )
     folder, bars = store or default_store(), Bars(quiet=as_json)
     if support is None:
-        if block_weights or residual or max_sources or budget:
-            raise typer.BadParameter("--block-weights, --residual, --max-sources and --budget need --support FILE")
+        if block_weights or residual or max_sources or budget or router:
+            raise typer.BadParameter(
+                "--block-weights, --residual, --max-sources, --budget and --router need --support FILE"
+            )
         result = compose(config, out, store=folder, progress=bars)
     else:
         if config.method in BLIND:
@@ -89,6 +95,8 @@ def command(
             residual_blocks=parse_blocks(residual),
             max_sources=max_sources,
             budget=budget,
+            router=router,
+            mode=mode,
         )
         result = compose_for(config, task, out, store=folder, progress=bars)
     if as_json:

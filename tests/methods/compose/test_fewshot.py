@@ -16,6 +16,7 @@ from apportion.methods.compose.blend import Blend, layer_groups, module_groups
 from apportion.methods.compose.choose import best_single, greedy_soup, oracle, with_residual
 from apportion.methods.compose.compose import ComposeConfig, open_all
 from apportion.methods.compose.fewshot import TaskConfig, compose_for, prepare
+from apportion.methods.compose.router import Router, save_router
 from apportion.methods.compose.support import encode, held_out_loss, read_support, support_loss, support_scores
 
 WORDS = [f"w{n}" for n in range(58)]
@@ -253,3 +254,26 @@ def test_a_task_seen_before_is_remembered_in_any_order_and_forgotten_when_anythi
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
     other = compose_for(config, TaskConfig(support=str(task), max_sources=1), tmp_path / "c")
     assert "remembered" not in other["search"]
+
+
+@pytest.mark.parametrize("mode", ["no-adapt", "gradient-free", "gradient"])
+def test_a_router_s_weights_are_written_also_for_a_source_it_does_not_know(folders, task, tmp_path, monkeypatch, mode):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    router = Router(16)
+    save_router(tmp_path / "router.safetensors", router, {"s1": torch.randn(16)})  # s2 was added later
+    config = ComposeConfig(sources=tuple(map(str, folders[1:])), base=str(folders[0]), method="router")
+    settings = TaskConfig(support=str(task), router=str(tmp_path / "router.safetensors"), mode=mode)
+    result = compose_for(config, settings, tmp_path / "out")
+    assert result["search"] == {"mode": mode, "new_sources": ["s2"]}
+    assert sum(source["weight"] for source in result["sources"]) == pytest.approx(1)
+    transformers.AutoModel.from_pretrained(tmp_path / "out")
+
+
+def test_a_router_needs_its_base_and_a_known_mode(folders, task, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = ComposeConfig(sources=tuple(map(str, folders)), method="router")
+    with pytest.raises(ModelError, match="--base"):
+        compose_for(config, TaskConfig(support=str(task), router="x"), tmp_path / "out")
+    with pytest.raises(ModelError, match="possible are"):
+        TaskConfig(support="x", mode="magic")

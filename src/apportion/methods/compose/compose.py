@@ -25,7 +25,7 @@ from apportion.methods.compose.source import Source, open_source
 
 FORMAT = 1
 BLIND = ("soup", "linear", "task-arithmetic", "ties", "dare", "dare-ties", "slerp")
-CHOSEN = ("oracle", "greedy-soup", "best-single")
+CHOSEN = ("oracle", "router", "greedy-soup", "best-single")
 METHODS = (*CHOSEN, *BLIND)
 DTYPES = ("F32", "F16", "BF16")
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

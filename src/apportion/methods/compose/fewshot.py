@@ -20,10 +20,14 @@ from apportion.methods.compose.compose import ComposeConfig, Opened, open_all, w
 from apportion.methods.compose.folder import refuse_foreign
 from apportion.methods.compose.prices import measure_prices
 from apportion.methods.compose.recipes import Linear
+from apportion.methods.compose.refine import MODES, refine, truncate
+from apportion.methods.compose.router import load_router, source_embedding
 from apportion.methods.compose.support import Support, encode, read_support
 from apportion.methods.compose.taskcache import cached_choice, task_key
 from apportion.models.load import load
+from apportion.models.network import read_out
 from apportion.tasks.domain import Domain
+from apportion.tasks.heads import class_means
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +35,8 @@ class TaskConfig:
     """What the task is and what the result may use.
 
     ``budget`` limits what forming the model costs (``"40ms"``): reading and adding the sources of every block, and its
-    edits, as measured here.
+    edits, as measured here. ``router`` is a file of a trained router, whose weights ``mode`` refines; it needs the base
+    whose features it was trained on.
     """
 
     support: str
@@ -39,8 +44,12 @@ class TaskConfig:
     residual_blocks: int = 0
     max_sources: int | None = None
     budget: str | None = None
+    router: str | None = None
+    mode: str = "gradient-free"
 
     def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ModelError(f"mode {self.mode!r} is not known; possible are {', '.join(MODES)}")
         if self.residual_blocks < 0 or (self.max_sources is not None and self.max_sources < 1):
             raise ModelError(
                 f"residual {self.residual_blocks} and max-sources {self.max_sources} must be at least 0 and at least 1"
@@ -68,7 +77,7 @@ def compose_for(
         key = task_key(
             domain, opened.sources, {"method": config.method, "seed": config.seed, **asdict(replace(task, support=""))}
         )
-        choice = _remembered(key, lambda: _choose(config, task, blend, support, progress))
+        choice = _remembered(key, lambda: _choose(config, task, opened, blend, support, progress))
     weight_S = [float(weight) for weight in choice.weight_LS.mean(0)]
     by_tensor = {name: [float(w) for w in choice.weight_LS[blend.row[name]]] for name in blend.parameters}
     edits = {name: edit.numpy().reshape(-1) for name, edit in choice.edits.items()}
@@ -117,13 +126,21 @@ def _remembered(key: Mapping[str, Any], make: Callable[[], Choice]) -> Choice:
 
 
 def _choose(
-    config: ComposeConfig, task: TaskConfig, blend: Blend, support: Support, progress: Progress | None
+    config: ComposeConfig,
+    task: TaskConfig,
+    opened: Opened,
+    blend: Blend,
+    support: Support,
+    progress: Progress | None,
 ) -> Choice:
     if config.method == "best-single":
         return best_single(blend, support, progress)
     if config.method == "greedy-soup":
         return greedy_soup(blend, support, progress)
-    choice = oracle(blend, support, max_active=task.max_sources, progress=progress)
+    if config.method == "router":
+        choice = routed(task, opened, blend, support)
+    else:
+        choice = oracle(blend, support, max_active=task.max_sources, progress=progress)
     if task.residual_blocks:
         choice = with_residual(blend, support, choice, task.residual_blocks, seed=config.seed, progress=progress)
     limit = task.limit_ms()
@@ -131,3 +148,45 @@ def _choose(
         prices = measure_prices(blend.sources, blend.groups)
         choice = within_budget(blend, support, choice, prices, limit)
     return choice
+
+
+def routed(task: TaskConfig, opened: Opened, blend: Blend, support: Support) -> Choice:
+    """The router's weights, refined as the mode says.
+
+    A source that the router's file does not know is embedded by what it changes on the support's inputs (their labels
+    are not looked at), so that it can be used without retraining.
+    """
+    if task.router is None or opened.base is None:
+        raise ModelError("the router works on features of a base; give --router FILE and --base")
+    router, known = load_router(Path(task.router))
+    probe = Blend(blend.network, [opened.base, *opened.sources], copied=opened.copied)
+
+    def features(place: int) -> torch.Tensor:
+        weight_LS = torch.zeros(1, len(probe.sources), dtype=torch.float64)
+        weight_LS[0, place] = 1
+        probe.set_weights(weight_LS)
+        with torch.no_grad():
+            return read_out(blend.network, support.inputs)
+
+    base_NP = features(0)
+    prototype_CP = class_means(base_NP, support.label_N, len(support.classes))
+    new = [source.name for source in opened.sources if source.name not in known]
+    for place, source in enumerate(opened.sources, start=1):
+        if source.name in new:
+            known[source.name] = source_embedding(base_NP, features(place))
+    with torch.no_grad():
+        weight_LS = router(prototype_CP, torch.stack([known[source.name] for source in opened.sources])).double()
+    if len(weight_LS) not in (1, len(blend.groups)):
+        raise ModelError(f"the router gives weights of {len(weight_LS)} blocks, the model has {len(blend.groups)}")
+    weight_LS = weight_LS.expand(len(blend.groups), -1).clone()
+    if task.max_sources is not None:
+        weight_LS = truncate(weight_LS, task.max_sources)
+    mode: Any = task.mode
+    weight_LS = refine(
+        mode,
+        weight_LS,
+        lambda trial_LS: blend.loss(trial_LS, support),
+        lambda trial_LS: blend.objective(support, trial_LS),
+        max_active=task.max_sources,
+    )
+    return Choice(weight_LS, blend.loss(weight_LS, support), notes={"mode": task.mode, "new_sources": new})

@@ -22,8 +22,7 @@ def rows(folder):
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
-@pytest.mark.parametrize("policy", ["greedy", "scheduled"])
-@pytest.mark.parametrize("importance", ["taylor", "magnitude"])
+@pytest.mark.parametrize(("policy", "importance"), [("greedy", "taylor"), ("scheduled", "magnitude")])
 def test_a_counted_budget_is_met_and_verified(apportion, tmp_path, images, policy, importance):
     options = ("--policy", policy, "--importance", importance, "--data", images, "-o", "run")
     result = apportion.json("fit", CNN, "--budget", "params<=60%, size<=200KB", *options)

@@ -24,11 +24,15 @@ def command(
     data: Annotated[str | None, typer.Option(help="A file of texts, images or inputs, a folder, or a domain.")] = None,
     factory: Annotated[str | None, typer.Option(help="module.path:factory that a saved model came from.")] = None,
     target: Annotated[str | None, typer.Option(help="Where it will run; default torch-cpu-1t.")] = None,
-    policy: Annotated[str, typer.Option(help="greedy or scheduled.")] = "greedy",
-    importance: Annotated[str, typer.Option(help="taylor or magnitude.")] = "taylor",
+    policy: Annotated[
+        str, typer.Option(help="greedy, scheduled, priced, exact, backtracking, learned:FILE.")
+    ] = "greedy",
+    importance: Annotated[str, typer.Option(help="taylor, magnitude, fisher, activation or hessian.")] = "taylor",
     quality: Annotated[str, typer.Option(help="agreement, accuracy, likelihood, or auto by the data.")] = "auto",
     quality_floor: Annotated[str | None, typer.Option(help="Share of the original's quality to keep: 98%.")] = None,
-    quantise: Annotated[bool, typer.Option(help="Allow int8, where the target's runtime has it.")] = True,
+    rules: Annotated[
+        str, typer.Option(help="What may be done: prune, quantise, lowrank, sparse, repair.")
+    ] = "prune,quantise,repair",
     rungs: Annotated[int, typer.Option(help="Models to leave on the way down to the budget, itself included.")] = 2,
     repair_steps: Annotated[int, typer.Option(help="Steps of distillation at every rung; 0 for none.")] = 150,
     batch: Annotated[int, typer.Option(help="Examples per forward pass that latency is about.")] = 1,
@@ -53,7 +57,7 @@ def command(
         importance=importance,
         quality=quality,  # type: ignore[arg-type]
         quality_floor=parse_share(quality_floor),
-        quantise=quantise,
+        rules=rules,
         rungs=rungs,
         repair_steps=repair_steps,
         seed=seed,

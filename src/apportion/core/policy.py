@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from apportion.core.budget import Budget
@@ -171,10 +171,9 @@ class Restoring:
         turns_left = sum(knob.values.index(value) + 1 for knob, value in restores)
         if restores and turns_left > 1 and self._walked(state) >= self.share:
             return Proposal(restores[0][0].name, restores[0][1])
-        proposal = self.inner.propose(state)
-        if proposal is None:
-            return self.finish(state)
-        return proposal
+        saving = tuple(knob for knob in state.knobs if not knob.restores)
+        proposal = self.inner.propose(replace(state, knobs=saving))
+        return self.finish(state) if proposal is None else proposal
 
     def finish(self, state: State) -> Proposal | None:
         restores = state.next_restores()

@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from apportion.core.meter import Reading
 from apportion.models.network import Network, forward
+from apportion.models.quantise import QUANTISED
 from apportion.models.sparse import stored_bytes
 
 _HEADER_BYTES = 160  # of one tensor in a safetensors header, at most
@@ -24,7 +25,8 @@ class ParameterCount:
 class SizeOnDisk:
     """Bytes of the safetensors file that ``models.save`` writes, bounded from above before it is written.
 
-    Weights with many zeros count as they are stored there, with the zeros left out.
+    Weights with many zeros count as they are stored there, with the zeros left out. Of a network that is to be
+    quantised it is the size of the runtime's artefact: a byte for every weight of its linear and convolution layers.
     """
 
     unit = "B"
@@ -32,10 +34,19 @@ class SizeOnDisk:
     def read(self, model: Network) -> Reading:
         tensors = {tensor.data_ptr(): tensor for tensor in model.module.state_dict().values()}
         size_bytes = 0
-        for tensor in tensors.values():
+        small = _int8_weights(model) if model.precision == "int8" else set()
+        for place, tensor in tensors.items():
+            if place in small:
+                size_bytes += tensor.numel() + _HEADER_BYTES
+                continue
             stored, dense = stored_bytes(tensor), tensor.numel() * tensor.element_size()
             size_bytes += stored + (2 if stored < dense else 1) * _HEADER_BYTES
         return Reading(value=float(size_bytes), unit=self.unit)
+
+
+def _int8_weights(model: Network) -> set[int]:
+    layers = (layer for layer in model.module.modules() if isinstance(layer, QUANTISED))
+    return {layer.weight.data_ptr() for layer in layers}
 
 
 class FlopCount:

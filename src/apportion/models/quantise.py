@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from apportion.models.network import Network, forward
 
 LEVELS = 255
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1D)
+QUANTISED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1D)
 
 
 def fake_quantise_weight(weight: Tensor, dim: int = 0) -> Tensor:
@@ -67,7 +67,7 @@ def input_ranges(module: nn.Module, batches: tuple[Mapping[str, Tensor], ...]) -
     handles = [
         layer.register_forward_pre_hook(watch(name))
         for name, layer in module.named_modules()
-        if isinstance(layer, _LAYERS)
+        if isinstance(layer, QUANTISED)
     ]
     try:
         with torch.inference_mode():

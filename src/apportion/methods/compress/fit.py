@@ -18,6 +18,7 @@ from apportion.device.target import machine
 from apportion.methods.compress.bench import Bench, budget_target, model_digest
 from apportion.methods.compress.importance import order_by_importance
 from apportion.methods.compress.plan import CONFIDENCE, Plan, Z
+from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.methods.compress.rundir import FitConfig, RunDir, Rung
 from apportion.models.load import load
 from apportion.models.network import Network
@@ -66,6 +67,7 @@ def fit(config: FitConfig, folder: Path, progress: Progress | None = None) -> di
 def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any]:
     """Runs rung after rung, down to the budget asked for or to the first that can't be met."""
     start, ladder = plan.network, []
+    setting: dict[str, Any] = {}
     budgets = plan.rung_budgets()
     for place, (wanted, budget) in enumerate(budgets, start=1):
         rung = rundir.rung(place)
@@ -74,12 +76,13 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
             name = "fit" if len(budgets) == 1 else f"rung {place} of {len(budgets)}"
             rung.path.mkdir(parents=True, exist_ok=True)
             with Ledger(rung.ledger, run=f"{run}/{place}") as ledger:
-                result = plan.run(start, budget, rung, ledger, name)
+                result = plan.run(start, setting, budget, rung, ledger, name)
             told = _report(plan, rung, wanted, budget, result)
             rung.write("result.json", told)
             start = result.model
         else:
             start = _reload(plan.network, rung)
+        setting = told["setting"]
         ladder.append({"rung": place} | {key: told[key] for key in ("limits", "final", "quality_after", "met")})
         rundir.use(place)
         if not told["met"]:
@@ -122,6 +125,7 @@ def _report(plan: Plan, rung: Rung, asked: Budget, budget: Budget, result: Resul
         "remedy": result.outcome.remedy,
         "met": result.met,
         "precision": result.model.precision,
+        "setting": {name: value for name, value in result.setting.items() if name != REPAIR},
     }
     if result.met:
         certificate = Certificate(

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from apportion.core.budget import Budget, format_quantity
-from apportion.core.knob import Knob
+from apportion.core.knob import Knob, Value
 from apportion.core.ledger import Ledger, Row
 from apportion.core.loop import Result, budgeted_loop
 from apportion.core.meter import Meter, Reading
-from apportion.core.policy import Greedy, Policy, Restoring, Scheduled
+from apportion.core.policy import Restoring
 from apportion.core.progress import Progress
 from apportion.cost.calibrate import Anchored
 from apportion.cost.parts import Parts
 from apportion.cost.predicted import PredictedLatency
 from apportion.device.measure import Session
-from apportion.errors import InfeasibleError
+from apportion.errors import BudgetError, InfeasibleError
 from apportion.methods.compress.bench import Bench, latency_limit, read_artefact, static_meters
+from apportion.methods.compress.lowrank import PREFIX as LOWRANK
+from apportion.methods.compress.lowrank import LowRank, lowrank_knobs
+from apportion.methods.compress.policies import policy_named
 from apportion.methods.compress.prune import PREFIX as PRUNE
 from apportion.methods.compress.prune import Prune, prune_knobs
 from apportion.methods.compress.quantise import PREFIX as QUANTISE
@@ -25,6 +29,8 @@ from apportion.methods.compress.quantise import AsRun, Quantise, int8_twin, quan
 from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.methods.compress.repair import Distil, DistilOptions, repair_knob
 from apportion.methods.compress.rundir import Rung
+from apportion.methods.compress.sparsity import PREFIX as SPARSE
+from apportion.methods.compress.sparsity import Sparsify, sparse_knobs
 from apportion.models.cut import slice_network
 from apportion.models.network import Network
 from apportion.models.partition import Partition
@@ -35,7 +41,6 @@ from apportion.tasks.quality import quality_meter
 
 CONFIDENCE = 0.95
 Z = normal_quantile(CONFIDENCE)
-_POLICIES: dict[str, Policy] = {"greedy": Greedy(), "scheduled": Scheduled()}
 
 
 class Plan:
@@ -52,11 +57,11 @@ class Plan:
     ) -> None:
         config = bench.config
         self.network, self.partition, self.bench, self.progress = network, partition, bench, progress
-        self.knobs = prune_knobs(partition, num_steps=config.num_steps)
+        self.allowed = frozenset(config.rules.split(","))
         self.calibration: Anchored | None = None
         self.meters: dict[str, Meter[Network]] = static_meters()
         self.latency = latency_limit(asked)
-        twin = int8_twin(bench.target) if config.quantise else None
+        twin = int8_twin(bench.target) if "quantise" in self.allowed else None
         self.int8: Anchored | None = None
         if twin is not None:
             bench.target = bench.target.with_isa(twin.isa)  # one instruction set for both
@@ -73,12 +78,30 @@ class Plan:
         if self.latency is not None and self.calibration is not None:
             self.baseline[self.latency.key] = self.calibration.baseline
         self.asked, self.budget = asked, asked.resolve(self.baseline)
+        self.knobs = self._all_knobs()
         self._refuse_below_floor()
         with progress.stage("read the original's answers"):
             self.selection = AsRun(quality_meter(network, splits.training, splits.selection, config.quality))
             self.report = quality_meter(network, splits.training, splits.report, config.quality)
             self.floor = self._floor(config.quality_floor)
         self.splits = splits
+
+    def _all_knobs(self) -> list[Knob]:
+        knobs: list[Knob] = []
+        if "prune" in self.allowed:
+            knobs += prune_knobs(self.partition, num_steps=self.bench.config.num_steps)
+        if self.int8 is not None:
+            knobs.append(quantise_knob())
+        if "lowrank" in self.allowed:
+            knobs += lowrank_knobs(self.network)
+        if "sparse" in self.allowed:
+            knobs += sparse_knobs(self.network, self.asked)
+        if not knobs:
+            raise BudgetError(
+                f"none of the rules {', '.join(sorted(self.allowed))} changes {', '.join(self.asked.keys)} on "
+                f"{self.bench.target.name}; allow others with --rules"
+            )
+        return knobs
 
     @property
     def quality_name(self) -> str:
@@ -100,8 +123,10 @@ class Plan:
             budgets.append((self.asked.scaled(factors), self.budget.scaled(factors)))
         return budgets
 
-    def run(self, start: Network, budget: Budget, rung: Rung, ledger: Ledger, name: str) -> Result[Network]:
-        """The budgeted loop from one rung to the next, with its progress bar."""
+    def run(
+        self, start: Network, setting: Mapping[str, Value], budget: Budget, rung: Rung, ledger: Ledger, name: str
+    ) -> Result[Network]:
+        """The budgeted loop from one rung, whose setting is given, to the next, with its progress bar."""
         config = self.bench.config
         with self.progress.stage(f"{name} ({config.policy})") as update:
             first = 0.0
@@ -116,10 +141,9 @@ class Plan:
                 save(network, rung.model)
                 return self.measured(network, budget, rung.model)
 
-            knobs, policy = self._from_here(start), _POLICIES[config.policy]
-            if self.int8 is not None and start.precision == "fp32":
-                knobs.append(quantise_knob())
-            if config.repair_steps:
+            knobs = self._knobs_from(setting)
+            policy = policy_named(config.policy, self.floor)
+            if "repair" in self.allowed and config.repair_steps:
                 knobs.append(repair_knob(2))
                 policy = Restoring(policy, share=1.1)  # a rung is short: repair at its end, or when stuck
             return budgeted_loop(
@@ -128,6 +152,8 @@ class Plan:
                 rules={
                     PRUNE: Prune(self.partition),
                     QUANTISE: Quantise(self.splits.calibration),
+                    LOWRANK: LowRank(self.splits.calibration),
+                    SPARSE: Sparsify(self.splits.calibration),
                     REPAIR: self._distil(),
                 },
                 meters={**self.meters, "quality": self.selection},
@@ -135,7 +161,7 @@ class Plan:
                 policy=policy,
                 ledger=ledger,
                 quality_floor=self.floor,
-                quality_slack=1.0 if config.repair_steps else 0.0,
+                quality_slack=1.0 if "repair" in self.allowed and config.repair_steps else 0.0,
                 check=check,
                 max_steps=config.max_steps,
                 z=Z,
@@ -157,13 +183,12 @@ class Plan:
 
         return self.bench.session(folder, clear)
 
-    def _from_here(self, start: Network) -> list[Knob]:
-        """The pruning knobs, starting at what the start has kept."""
-        kept = {f"{PRUNE}.{name}": len(units) for name, units in self.partition.kept_in(start).items()}
+    def _knobs_from(self, setting: Mapping[str, Value]) -> list[Knob]:
+        """The knobs that save cost, starting where the rung before ended."""
         here = []
         for knob in self.knobs:
-            below = tuple(value for value in knob.values if isinstance(value, int) and value < kept[knob.name])
-            here.append(replace(knob, values=(*below, kept[knob.name])))
+            last = knob.values.index(setting[knob.name]) if knob.name in setting else len(knob.values) - 1
+            here.append(replace(knob, values=knob.values[: last + 1]))
         return here
 
     def _distil(self) -> Distil:

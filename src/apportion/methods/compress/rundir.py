@@ -32,7 +32,7 @@ class FitConfig:
     importance: str = "taylor"
     quality: Kind = "auto"
     quality_floor: float | None = None
-    quantise: bool = True
+    rules: str = "prune,quantise,repair"
     rungs: int = 2
     repair_steps: int = 150
     seed: int = 0
@@ -43,8 +43,13 @@ class FitConfig:
     processes: int = 3
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
+        if self.policy.partition(":")[0] not in POLICIES:
             raise ApportionError(f"unknown policy {self.policy!r}; possible are {', '.join(POLICIES)}")
+        if self.policy == "learned":
+            raise ApportionError("the learned policy needs what recipes/train_policy.py wrote; give it as learned:FILE")
+        unknown = sorted(set(self.rules.split(",")) - set(RULES))
+        if unknown:
+            raise ApportionError(f"unknown rule {unknown[0]!r}; possible are {', '.join(RULES)}")
         if self.importance not in IMPORTANCES:
             raise ApportionError(f"unknown importance {self.importance!r}; possible are {', '.join(IMPORTANCES)}")
         if self.quality_floor is not None and not 0 <= self.quality_floor <= 1:
@@ -58,8 +63,9 @@ class FitConfig:
                 raise ApportionError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
-POLICIES = ("greedy", "scheduled")
-IMPORTANCES = ("taylor", "magnitude")
+POLICIES = ("greedy", "scheduled", "priced", "exact", "backtracking", "learned")
+IMPORTANCES = ("taylor", "magnitude", "fisher", "activation", "hessian")
+RULES = ("prune", "quantise", "lowrank", "sparse", "repair")
 
 
 class Files:

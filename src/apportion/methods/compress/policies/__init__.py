@@ -1,1 +1,39 @@
 """Policies of compress beyond the core's: priced, exact, learned, and a remedy for compositions that break early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from apportion.core.policy import Greedy, Policy, Scheduled
+from apportion.errors import ApportionError
+
+
+def policy_named(name: str, quality_floor: float | None = None) -> Policy:
+    """The policy of a name; ``learned:FILE`` reads what ``recipes/train_policy.py`` wrote."""
+    kind, _, file = name.partition(":")
+    if kind == "greedy":
+        return Greedy()
+    if kind == "scheduled":
+        return Scheduled(("prune.*", "*"))
+    if kind == "priced":
+        from apportion.methods.compress.policies.priced import Priced
+
+        return Priced()
+    if kind == "exact":
+        from apportion.methods.compress.policies.exact import Exact
+
+        return Exact()
+    if kind == "backtracking":
+        from apportion.methods.compress.policies.composed import Backtracking
+
+        methods = (Scheduled(("prune.*",)), Scheduled(("lowrank.*", "sparse.*")), Scheduled(("quantise",)))
+        return Backtracking(methods, quality_floor)
+    if kind == "learned":
+        from apportion.methods.compress.policies.learned import Learned, Ranker
+
+        if not file:
+            raise ApportionError(
+                "the learned policy needs a file of recipes/train_policy.py; write it as learned:FILE"
+            )
+        return Learned(Ranker.load(Path(file)))
+    raise ApportionError(f"unknown policy {name!r}")

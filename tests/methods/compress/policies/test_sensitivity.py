@@ -101,3 +101,11 @@ def test_a_problem_offers_only_cheaper_values_that_save_and_starts_from_what_was
     assert problem.room == (-0.5,)
     assert problem.excess((0, 0)) == 0.5
     assert problem.excess((1, 0)) == 0.0
+
+
+def test_knobs_that_restore_quality_are_not_read():
+    toy = concave_toy(random.Random(0), num_knobs=2, num_values=3)
+    restoring = Choice("distil", (0, 1), restores=True)
+    _, rows = run(Toy((*toy.knobs, restoring), toy.meters), limits(latency_ms=0.001), Exact())
+    assert {row.knob for row in rows[1:]} == {"part0", "part1"}
+    assert Table.of((*toy.knobs, restoring), rows, "quality").missing() == []

@@ -35,7 +35,7 @@ class Table:
                 alone.setdefault((row.knob, row.value), row.readings)
             if row.kind == "move" and row.accepted:
                 break
-        saving = tuple(knob for knob in knobs if not getattr(knob, "restores", False))
+        saving = tuple(knob for knob in knobs if not knob.restores)
         return cls(saving, quality, rows[0].readings, alone)
 
     def missing(self) -> list[tuple[Knob, Value]]:

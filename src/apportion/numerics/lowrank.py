@@ -23,7 +23,7 @@ def best_rank(weight_OI: Tensor, moment_OO: Tensor, rank: int) -> tuple[Tensor, 
     Args:
         weight_OI: :math:`W`.
         moment_OO: second moment :math:`W C W^\top` of the outputs, symmetric.
-        rank: :math:`r`, at most the number of outputs.
+        rank: :math:`r`, at most the number of outputs and of inputs.
 
     Returns:
         ``up`` of shape ``(O, R)`` with orthonormal columns, and ``down`` of shape ``(R, I)``, the most telling
@@ -35,6 +35,10 @@ def best_rank(weight_OI: Tensor, moment_OO: Tensor, rank: int) -> tuple[Tensor, 
         >>> (up @ down).tolist()
         [[0.0, 0.0], [0.0, 3.0]]
     """
+    if len(weight_OI) > weight_OI.shape[1]:  # outputs fill only as many dimensions as there are inputs
+        basis_OI, core_II = torch.linalg.qr(weight_OI)
+        up_IR, down_RI = best_rank(core_II, basis_OI.T @ moment_OO @ basis_OI, rank)
+        return basis_OI @ up_IR, down_RI
     _, vector_OO = torch.linalg.eigh(moment_OO)  # by ascending eigenvalue
     up_OR = vector_OO.flip(-1)[:, :rank]
     return up_OR, up_OR.T @ weight_OI

@@ -17,7 +17,7 @@ from apportion.tasks.batches import Examples
 
 
 def hessian(
-    network: Network, partition: Partition, examples: Examples, *, num_probes: int = 16, seed: int = 0
+    network: Network, partition: Partition, examples: Examples, *, num_probes: int = 8, seed: int = 0
 ) -> dict[str, Tensor]:
     r"""Second-order change of the answers when a unit's gate goes from one to zero (eq. P5).
 

@@ -81,3 +81,27 @@ def test_audit_refuses_what_is_no_profile(apportion, tmp_path):
         assert done.returncode == 2
         assert part in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_profile_is_corrected_carried_over_and_planned_with(apportion, tmp_path, images):
+    apportion.json("calibrate", CNN, "--target", "torch-cpu-1t", "-o", "torch.json")
+    corrected = apportion.json(
+        "audit", "torch.json", "--model", CNN, "--count", 8, "--recalibrate", "affine", "-o", "today.json"
+    )
+    assert corrected["count"] == 4  # judged on the half that did not correct it
+    assert json.loads((tmp_path / "today.json").read_text())["cost"]["recalibration"]["kind"] == "affine"
+    one_line = apportion("audit", "torch.json", "--model", CNN, "--recalibrate", "magic", "-o", "x.json", "--json")
+    assert one_line.returncode == 2
+    assert "affine, isotonic, margin" in one_line.stderr
+    result = apportion.json(
+        "fit", CNN, "--budget", "latency<=80%@torch-cpu-1t", "--profile", "today.json", "--data", images, "-o", "run"
+    )
+    assert result["outcome"] in ("met", "budget violation")
+    wrong = apportion(
+        "fit", CNN, "--budget", "latency<=80%@torch-cpu-2t", "--profile", "today.json", "--data", images, "-o", "other"
+    )
+    assert wrong.returncode == 2
+    assert "is about torch-cpu-1t" in wrong.stderr
+    carried = apportion.json("calibrate", CNN, "--target", "torch-cpu-2t", "--like", "torch.json", "-o", "two.json")
+    assert carried["target"] == "torch-cpu-2t"
+    assert carried["bound"] is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from apportion.errors import Exit
 HELP = """Judge a PROFILE on configurations it has not seen, measured now: error, coverage of its bound, ranking.
 
 Example: apportion audit minilm-ort.json --plot audit.html
+Example: apportion audit minilm-ort.json --recalibrate affine -o minilm-ort-today.json
 """
 
 
@@ -21,6 +23,10 @@ def command(
     count: Annotated[int, typer.Option(help="Configurations to measure.")] = 24,
     model: Annotated[str | None, typer.Option(help="The network, where it came from a factory.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a plot of predicted against measured (HTML).")] = None,
+    recalibrate: Annotated[
+        str | None, typer.Option(help="Correct the profile first: affine, isotonic or margin, by half of the samples.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where the corrected profile goes.")] = None,
     seed: Annotated[int, typer.Option(help="Of the configurations drawn; not the one calibrated with.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
@@ -28,11 +34,20 @@ def command(
     from apportion.cost.audit import audit
     from apportion.cost.held_out import measure_held_out
     from apportion.cost.profile import Profile
+    from apportion.cost.recalibrate import HOWS
+    from apportion.cost.sample import CostError
 
     known = Profile.load(profile)
+    if recalibrate is not None and (recalibrate not in HOWS or out is None):
+        raise CostError(f"--recalibrate {recalibrate} needs one of {', '.join(HOWS)}, and -o FILE to write to")
     bars = Bars(quiet=as_json)
     with bars.stage("measure unseen slices") as update:
         samples = measure_held_out(known, count=count, seed=seed, confirmed=model, on_share=update)
+    if recalibrate is not None and out is not None:
+        half = len(samples) // 2
+        known = replace(known, cost=known.cost.recalibrated(samples[:half], recalibrate))  # type: ignore[arg-type]
+        samples = samples[half:]
+        known.save(out)
     found = audit(known.cost, samples)
     if plot is not None:
         from apportion.report.scatter import write_scatter
@@ -46,4 +61,6 @@ def command(
     typer.echo(found.table())
     if plot is not None:
         typer.echo(f"plot: {plot}")
+    if out is not None and recalibrate is not None:
+        typer.echo(f"corrected profile ({recalibrate}, judged above on samples it has not seen): {out}")
     return Exit.MET

@@ -20,19 +20,22 @@ def command(
     model: Annotated[str, typer.Argument(help="Built-in name, folder, or module.path:factory.", show_default=False)],
     out: Annotated[Path, typer.Option("-o", "--out", help="Profile to write (JSON).", metavar="FILE")],
     target: Annotated[str | None, typer.Option(help="Where to run; default torch-cpu-1t.")] = None,
+    like: Annotated[Path | None, typer.Option(help="Profile on another target to carry over: 8 points do.")] = None,
     batch: Annotated[int, typer.Option(help="Examples per forward pass.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per example.")] = 64,
     seed: Annotated[int, typer.Option(help="Of the configurations drawn.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     from apportion.cli.show import Bars, new_table, print_table
-    from apportion.cost.calibrate import calibrate
+    from apportion.cost.calibrate import NUM_CARRIED, NUM_FIT, calibrate
     from apportion.cost.parts import Parts
+    from apportion.cost.profile import Profile
     from apportion.device.measure import Shape
     from apportion.device.probe import working_target
     from apportion.models.load import load
     from apportion.models.partition import Partition
 
+    source = None if like is None else Profile.load(like)
     bars = Bars(quiet=as_json)
     with bars.stage("try the target"):
         where = working_target(target)
@@ -41,10 +44,12 @@ def command(
         parts = Parts.of(network, Partition.of(network))
     with bars.stage("measure slices") as update:
         shape = Shape(batch=batch, tokens=tokens, seed=seed)
-        profile = calibrate(network, parts, where, shape, seed=seed, on_share=update)
+        num_fit = NUM_FIT if source is None else NUM_CARRIED
+        profile = calibrate(network, parts, where, shape, seed=seed, num_fit=num_fit, like=source, on_share=update)
     profile.save(out)
     cost = profile.cost
-    prices = {part.name: cost.price(part.name, 1.0) for part in parts.parts}
+    seen = parts.seen(grid=profile.grid, widths=profile.widths)
+    prices = {part.name: cost.price(part.name, 1.0) for part in seen.parts}
     if as_json:
         told = {
             "profile": str(out),
@@ -54,6 +59,8 @@ def command(
             "floor_ms": profile.floor_ms,
             "intercept_ms": cost.law.intercept_ms,
             "bound": cost.bound.to_json() if cost.bound else None,
+            "grid": profile.grid,
+            "widths": profile.widths,
             "prices_ms": prices,
             "seconds": profile.seconds,
             "failures": dict(profile.failures),
@@ -71,5 +78,7 @@ def command(
     print_table(table)
     bound = cost.bound.explain() if cost.bound else "no bound"
     typer.echo(f"whole network {total:.4g}ms, smallest {profile.floor_ms or float('nan'):.4g}ms; {bound}")
+    if profile.grid > 1:
+        typer.echo(f"its kernels work on {profile.grid} channels at a time: widths between multiples cost the next one")
     typer.echo(f"calibrated in {profile.seconds:.0f} s; profile: {out}")
     return Exit.MET

@@ -24,6 +24,7 @@ def command(
     data: Annotated[str | None, typer.Option(help="A file of texts, images or inputs, a folder, or a domain.")] = None,
     factory: Annotated[str | None, typer.Option(help="module.path:factory that a saved model came from.")] = None,
     target: Annotated[str | None, typer.Option(help="Where it will run; default torch-cpu-1t.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Plan with what calibrate wrote, without anchors.")] = None,
     policy: Annotated[
         str, typer.Option(help="greedy, scheduled, priced, exact, backtracking, learned:FILE.")
     ] = "greedy",
@@ -53,6 +54,7 @@ def command(
         factory=factory,
         data=data,
         target=target,
+        profile=profile,
         policy=policy,
         importance=importance,
         quality=quality,  # type: ignore[arg-type]

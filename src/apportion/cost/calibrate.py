@@ -12,8 +12,9 @@ from apportion.cost.draw import Sizes, draw_many
 from apportion.cost.model import CostModel
 from apportion.cost.parts import Parts
 from apportion.cost.profile import Profile
-from apportion.cost.sample import Sample
+from apportion.cost.sample import CostError, Sample
 from apportion.cost.sweep import Swept, sweep
+from apportion.cost.transfer import transfer
 from apportion.cost.view import choose_options, choose_view, resee
 from apportion.device.measure import Shape
 from apportion.device.target import Target, machine
@@ -23,6 +24,7 @@ from apportion.models.partition import Module, Partition
 
 CHEAPEST = "cheapest"
 NUM_FIT = 32
+NUM_CARRIED = 8
 ALPHA = 0.05
 _ANCHOR_RIDGE = 1e-3  # a handful of anchors leaves much open; what they don't say is spread evenly
 
@@ -71,6 +73,7 @@ def calibrate(
     seed: int = 0,
     num_fit: int = NUM_FIT,
     num_bound: int | None = None,
+    like: Profile | None = None,
     on_share: Callable[[float], None] | None = None,
 ) -> Profile:
     """Measures drawn configurations, fits the cost model to some of them and bounds it with the others.
@@ -78,6 +81,8 @@ def calibrate(
     Args:
         num_fit: configurations to fit to, besides the anchors.
         num_bound: configurations to calibrate the bound on; by default as few as 95 % needs, and a fifth more.
+        like: a profile of the same network on another target, whose curves are carried over; then ``num_fit`` may be a
+            handful.
         on_share: told the share of the work done.
     """
     began = time.perf_counter()
@@ -86,7 +91,10 @@ def calibrate(
     anchors = list(anchor_sizes(parts.partition).values())
     drawn: list[Sizes] = [*anchors, *draw_many(parts, num_fit + num_bound, seed)]
     swept = sweep(network, parts, drawn, target, shape, on_chunk=on_share)
-    calibrated = fit_samples(parts, drawn, swept, len(anchors) + num_fit)
+    if like is None:
+        calibrated = fit_samples(parts, drawn, swept, len(anchors) + num_fit)
+    else:
+        calibrated = carry_over(like, parts, drawn, swept, len(anchors) + num_fit)
     least = swept.samples.get(len(anchors) - 1)
     return Profile(
         model=network.origin.ref,
@@ -123,6 +131,25 @@ def fit_samples(parts: Parts, drawn: Sequence[Sizes], swept: Swept, first_bound:
     to_bound = resee(parts, [drawn[i] for i in bounding], [swept.samples[i] for i in bounding])
     options = choose_options(to_fit, parts.signature_of)
     cost = CostModel.fit(to_fit, parts.signature_of, knots=options.knots, ridge=options.ridge)
+    return Calibrated(cost.bounded(to_bound, ALPHA), parts)
+
+
+def carry_over(like: Profile, parts: Parts, drawn: Sequence[Sizes], swept: Swept, first_bound: int) -> Calibrated:
+    """The curves of another target's profile, rescaled by the samples before ``first_bound``, bounded with the others.
+
+    Raises:
+        CostError: the profile is of a network with other parts.
+    """
+    parts = parts.seen(grid=like.grid, widths=like.widths)
+    if parts.signature_of != dict(like.cost.law.signature_of):
+        raise CostError(f"the profile is of {like.model}, whose parts are not this network's; calibrate without it")
+    fitted = [i for i in swept.samples if i < first_bound]
+    sizes: list[Sizes] = [{}, *(drawn[i] for i in fitted)]
+    measured = [whole_sample(parts, swept), *(swept.samples[i] for i in fitted)]
+    bounding = [i for i in swept.samples if i >= first_bound]
+    to_bound = resee(parts, [drawn[i] for i in bounding], [swept.samples[i] for i in bounding])
+    kinds = {signature: signature.split()[0] for signature in like.cost.law.curves}
+    cost = transfer(like.cost, resee(parts, sizes, measured), kinds)
     return Calibrated(cost.bounded(to_bound, ALPHA), parts)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
+
 from apportion.core.meter import Reading
 from apportion.cost.model import CostModel
 from apportion.cost.parts import Parts
-from apportion.models.channels import num_channels
+from apportion.models.factored import dense_numbers, work_shares
 from apportion.models.network import Network
 
 
@@ -15,7 +17,8 @@ from apportion.models.network import Network
 class PredictedLatency:
     """A meter that predicts; with ``upper`` it reads the bound instead of the middle.
 
-    ``int8`` is the cost model for networks that will run quantised.
+    Two thin layers are priced as the share of the layer's work that they do; those of an attention module all alike, as
+    shares of its projections. ``int8`` is the cost model for networks that will run quantised.
     """
 
     cost: CostModel
@@ -25,12 +28,31 @@ class PredictedLatency:
     unit: str = "ms"
 
     def read(self, model: Network) -> Reading:
-        shares = self.parts.shares(self.parts.partition.kept_in(model))
-        for name, rank in model.edits.ranks.items():  # two thin layers do this share of the layer's work
-            if name in shares:
-                layer = model.module.get_submodule(name)
-                inner, outer = num_channels(layer, "in"), num_channels(layer, "out")
-                shares[name] *= min(1.0, rank * (inner + outer) / (inner * outer))
+        shares = self.shares(model)
         cost = self.int8 if self.int8 is not None and model.precision == "int8" else self.cost
         value_ms = cost.upper(shares) if self.upper else cost.predict(shares)
         return Reading(value=value_ms, unit=self.unit)
+
+    def shares(self, model: Network) -> dict[str, float]:
+        """The share of its work that slicing and factoring left every part."""
+        shares = self.parts.shares(self.parts.partition.kept_in(model))
+        factored = work_shares(model.module)
+        for name, layers in self._layers().items() if factored else ():
+            whole = {layer: dense_numbers(part) for layer in layers if (part := _find(model.module, layer)) is not None}
+            left = sum(numbers * min(1.0, factored.get(layer, 1.0)) for layer, numbers in whole.items())
+            if whole:
+                shares[name] *= left / sum(whole.values())
+        return shares
+
+    def _layers(self) -> dict[str, list[str]]:
+        """The layers with a matrix of every priced part: of attention its projections, else the layer itself."""
+        heads = {m.name: {member.layer for member in m.members} for m in self.parts.partition if m.kind == "heads"}
+        return {part.name: sorted(heads.get(part.name, {part.name})) for part in self.parts.parts if part.flops}
+
+
+def _find(module: nn.Module, name: str) -> nn.Module | None:
+    """A layer, or None where it went with a block that was left out."""
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        return None

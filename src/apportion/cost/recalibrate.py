@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 How = Literal["affine", "isotonic", "margin"]
+HOWS: tuple[str, ...] = ("affine", "isotonic", "margin")
 _LEAST = 0.1  # an affine correction never falls below this share of slope * prediction
 
 
@@ -184,7 +185,7 @@ class Margin:
 
 def recalibrate(predictions: Sequence[float], latencies_ms: Sequence[float], how: How = "affine") -> Recalibration:
     """Fits the correction of the given kind."""
-    if how not in ("affine", "isotonic", "margin"):
+    if how not in HOWS:
         raise CostError(f"recalibration by {how!r}; choose affine, isotonic or margin")
     kind: Any = {"affine": Affine, "isotonic": Isotonic, "margin": Margin}[how]
     fitted: Recalibration = kind.fit(predictions, latencies_ms)

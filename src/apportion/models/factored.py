@@ -54,6 +54,12 @@ def break_even(layer: nn.Module) -> float:
     return num_inputs * num_outputs / (num_inputs + num_outputs)
 
 
+def dense_numbers(layer: nn.Module) -> int:
+    """Numbers in the matrix that a layer is or stands for."""
+    first, last = (layer.down, layer.up) if isinstance(layer, Factored) else (layer, layer)
+    return matrix(first).shape[1] * len(matrix(last))
+
+
 def factored(layer: nn.Module, rank: int) -> Factored:
     """Two layers of the shapes that stand for a layer at a rank, with weights yet to be filled in.
 
@@ -93,3 +99,10 @@ def replace_layer(module: nn.Module, name: str, layer: nn.Module) -> None:
     """Puts another layer where the one named is, in place."""
     parent, _, child = name.rpartition(".")
     setattr(module.get_submodule(parent), child, layer)
+
+
+def work_shares(module: nn.Module) -> dict[str, float]:
+    """For every factored layer, the share of a dense layer's numbers and operations that its two factors have."""
+    return {
+        name: layer.rank / break_even(layer) for name, layer in module.named_modules() if isinstance(layer, Factored)
+    }

@@ -112,6 +112,8 @@ def read_out(network: Network, inputs: Mapping[str, Tensor]) -> Tensor:
 def read_output(network: Network, output: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     """The same from an output computed elsewhere."""
     if network.readout in ("logits", "token-logits"):
+        if isinstance(output, tuple):
+            return output[0]
         return output if isinstance(output, Tensor) else output.logits
     hidden = output if isinstance(output, Tensor) else float_outputs(output)[0]
     if hidden.dim() == 4:  # feature maps (N, C, H, W)

@@ -14,10 +14,10 @@ from apportion.core.knob import Choice
 from apportion.device.meters import FlopCount, ParameterCount
 from apportion.errors import KnobError
 from apportion.methods.compress.importance import CRITERIA, importance
-from apportion.methods.compress.lowrank import LowRank, factor, factorable, lowrank_knobs, rank_at, work_shares
+from apportion.methods.compress.lowrank import LowRank, factor, factorable, lowrank_knobs, rank_at
 from apportion.methods.compress.rows import observe
 from apportion.models import Partition, load, mask, save, slice_network
-from apportion.models.factored import Factored, break_even, factored, fill, matrix, replace_layer
+from apportion.models.factored import Factored, break_even, factored, fill, matrix, replace_layer, work_shares
 from apportion.tasks.batches import Examples
 from apportion.testing.suites import RuleSuite
 
@@ -132,7 +132,7 @@ def test_knobs_are_shares_of_the_break_even_rank_that_save_what_they_say():
         last = rank
         saved = whole - ParameterCount().read(changed).value
         assert saved == 32 * 48 - rank * (32 + 48)
-        assert work_shares(changed) == {DENSE: pytest.approx(1 - saved / (32 * 48))}
+        assert work_shares(changed.module) == {DENSE: pytest.approx(1 - saved / (32 * 48))}
         tokens = zoo.TOKENS * 2
         assert flops - FlopCount().read(changed).value == 2 * tokens * saved
     assert rule.apply(network, knob, 1.0) is network

@@ -99,6 +99,6 @@ def test_the_artefact_is_in_int8_and_answers_as_simulated(runtime, generator, tm
     batch = {"0": torch.cat([b["0"] for b in batches])}
     with torch.inference_mode():
         exact, simulated = read_out(network, batch), read_out(simulate(small), batch)
-    assert (answer_ND - exact).norm() / exact.norm() < 0.1
-    assert (answer_ND - simulated).norm() / exact.norm() < 0.1
+    assert (answer_ND - exact).norm() / exact.norm() < 0.25
+    assert (answer_ND - simulated).norm() / exact.norm() < 0.25
     assert not torch.allclose(answer_ND, exact, atol=1e-6)

@@ -13,6 +13,7 @@ from apportion.core.budget import Budget, Limit
 from apportion.core.meter import Meter, Reading
 from apportion.cost.calibrate import Anchored, anchor_sizes, calibrate_on_anchors
 from apportion.cost.parts import Parts
+from apportion.cost.profile import Profile
 from apportion.cost.sweep import Swept, sweep
 from apportion.device.answers import answers, build
 from apportion.device.build import needs_build
@@ -59,6 +60,18 @@ class Bench:
 
         stored = self.store.get_or_make({"run": self.run, "what": "anchors", "target": target.name}, now)
         return calibrate_on_anchors(parts, Swept.from_json(stored), list(sizes))
+
+    def known(self, network: Network, parts: Parts) -> tuple[Anchored, Parts]:
+        """The cost model of the profile that the run was given, and the parts under its view."""
+        assert self.config.profile is not None
+        profile = Profile.load(Path(self.config.profile))
+        parts = parts.seen(grid=profile.grid, widths=profile.widths)
+        if profile.target.name != self.target.name or profile.shape != self.shape:
+            where = f"{profile.target.name}, batch {profile.shape.batch}, {profile.shape.tokens} tokens"
+            raise BudgetError(f"{self.config.profile} is about {where}, the run about {self.target.name}; calibrate it")
+        if parts.signature_of != dict(profile.cost.law.signature_of) or profile.floor_ms is None:
+            raise BudgetError(f"{self.config.profile} is about {profile.model}, whose parts differ; calibrate again")
+        return Anchored(profile.cost, profile.baseline, Reading(value=profile.floor_ms, unit="ms")), parts
 
     def artefact(self, network: Network, folder: Path) -> Path | None:
         """What the target's runtime runs of a quantised model saved in a folder; None where it is not quantised."""

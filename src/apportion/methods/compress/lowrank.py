@@ -153,12 +153,3 @@ def _with_unseen(moment_OO: Tensor, weight_OI: Tensor) -> Tensor:
     own_OO = weight_OI @ weight_OI.T
     scale = (moment_OO.trace() or torch.ones((), dtype=own_OO.dtype)) / own_OO.trace().clamp_min(1e-300)
     return moment_OO + _UNSEEN * scale * own_OO
-
-
-def work_shares(network: Network) -> dict[str, float]:
-    """For every factored layer, the share of a dense layer's numbers and operations that its two factors have."""
-    return {
-        name: layer.rank / break_even(layer)
-        for name, layer in network.module.named_modules()
-        if isinstance(layer, Factored)
-    }

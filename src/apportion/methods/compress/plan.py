@@ -68,7 +68,10 @@ class Plan:
         if self.latency is not None:
             parts = Parts.of(network, partition)
             with progress.stage("calibrate the clock"):
-                self.calibration = bench.calibrate(network, parts)
+                if config.profile is not None:
+                    self.calibration, parts = bench.known(network, parts)
+                else:
+                    self.calibration = bench.calibrate(network, parts)
             if twin is not None:
                 with progress.stage("calibrate the clock in int8"):
                     self.int8 = bench.calibrate(network, parts, twin)
@@ -142,8 +145,9 @@ class Plan:
                 return self.measured(network, budget, rung.model)
 
             knobs = self._knobs_from(setting)
-            policy = policy_named(config.policy, self.floor)
-            if "repair" in self.allowed and config.repair_steps:
+            slack = 1.0 if "repair" in self.allowed and config.repair_steps else 0.0
+            policy = policy_named(config.policy, None if self.floor is None else self.floor - slack)
+            if slack:
                 knobs.append(repair_knob(2))
                 policy = Restoring(policy, share=1.1)  # a rung is short: repair at its end, or when stuck
             return budgeted_loop(
@@ -161,7 +165,7 @@ class Plan:
                 policy=policy,
                 ledger=ledger,
                 quality_floor=self.floor,
-                quality_slack=1.0 if "repair" in self.allowed and config.repair_steps else 0.0,
+                quality_slack=slack,
                 check=check,
                 max_steps=config.max_steps,
                 z=Z,

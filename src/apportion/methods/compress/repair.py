@@ -26,6 +26,7 @@ from apportion.tasks.batches import Batch, Examples
 
 PREFIX = "repair"
 _TEMPERATURE = 0.05  # of likeness between examples of a batch
+_MANY_ZEROS = 0.2
 _SOFTNESS = 2.0  # of classes and tokens
 
 
@@ -88,7 +89,8 @@ class Distil:
         trained = [p for p in module.parameters() if p.is_floating_point()]
         for parameter in trained:
             parameter.requires_grad_(True)
-        optimiser = torch.optim.AdamW(trained, lr=self.options.learning_rate, weight_decay=0.0)
+        sparse = [(p, p != 0) for p in trained if p.dim() > 1 and (p == 0).float().mean() > _MANY_ZEROS]
+        optimiser = torch.optim.AdamW(trained, lr=self.options.learning_rate, weight_decay=0.0, eps=1e-6)
         steps = self.options.steps
         for step in range(steps):
             warm = min(1.0, (step + 1) / max(1, steps // 10))
@@ -100,6 +102,9 @@ class Distil:
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(trained, 1.0)
             optimiser.step()
+            with torch.no_grad():
+                for parameter, there in sparse:  # zeros were paid for; they stay
+                    parameter.mul_(there)
             if on_step is not None:
                 on_step((step + 1) / steps)
         for parameter in trained:

@@ -32,6 +32,7 @@ class FitConfig:
     importance: str = "taylor"
     quality: Kind = "auto"
     quality_floor: float | None = None
+    profile: str | None = None
     rules: str = "prune,quantise,repair"
     rungs: int = 2
     repair_steps: int = 150

@@ -32,8 +32,6 @@ def policy_named(name: str, quality_floor: float | None = None) -> Policy:
         from apportion.methods.compress.policies.learned import Learned, Ranker
 
         if not file:
-            raise ApportionError(
-                "the learned policy needs a file of recipes/train_policy.py; write it as learned:FILE"
-            )
+            raise ApportionError("the learned policy needs a file of recipes/train_policy.py; write it as learned:FILE")
         return Learned(Ranker.load(Path(file)))
     raise ApportionError(f"unknown policy {name!r}")

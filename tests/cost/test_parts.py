@@ -18,9 +18,11 @@ from apportion.cost.sample import CostError, Sample
 from apportion.device.measure import Shape
 from apportion.device.meters import flops_by_part
 from apportion.device.target import find_target
+from apportion.methods.compress.lowrank import factor, lowrank_knobs, rank_at
 from apportion.models.cut import slice_network
 from apportion.models.load import load
 from apportion.models.partition import Partition
+from apportion.tasks.batches import Examples
 
 
 @pytest.fixture(scope="module", params=["small-cnn", "bert", "llama", "resnet-bottleneck", "mobilenetv2"])
@@ -101,6 +103,29 @@ def test_a_predicted_latency_is_the_models(cut):
     reading = PredictedLatency(cost, parts).read(sliced)
     assert reading.value == pytest.approx(cost.predict(parts.shares(keep)))
     assert PredictedLatency(cost, parts, upper=True).read(sliced).value >= reading.value
+
+
+def test_the_shares_of_a_factored_network_are_the_operations_left(cut):
+    network, partition, parts = cut
+    meter = PredictedLatency(linear_model(parts), parts)
+    factored = network
+    for knob in lowrank_knobs(network, shares=(0.5,)):
+        layer = knob.name.removeprefix("lowrank.")
+        factored = factor(factored, layer, rank_at(network.module.get_submodule(layer), 0.5), Examples((), "none"))
+    assert factored.edits.ranks
+    keep = partition.keep(draw_sizes(parts, random.Random(1)))
+    for model in (factored, slice_network(factored, partition, keep)):
+        counted, shares = flops_by_part(model), meter.shares(model)
+        sliced = parts.shares(partition.kept_in(model))
+        for part in parts.parts:
+            if part.flops and part.name.endswith(".heads"):
+                assert 0 <= shares[part.name] < 1
+            elif part.flops:
+                left = counted.get(part.name, 0) / part.flops
+                # a pair that slicing made dearer than a layer counts as the layer
+                assert shares[part.name] <= left + 1e-9
+                assert shares[part.name] == pytest.approx(left) or left > sliced[part.name]
+    assert meter.read(factored).value < meter.read(network).value
 
 
 def test_a_slice_that_was_traced_anew_is_whole_to_its_own_parts(cut):

@@ -85,9 +85,7 @@ def test_a_network_that_agrees_already_has_nothing_to_learn(generator):
     network = load("tests.factories:small_cnn")
     training = examples_of(network, generator)
     repaired = Distil(network, training, (), DistilOptions(steps=5, batch=16)).apply(network, repair_knob(1), 0)
-    with torch.inference_mode():
-        wanted, found = (read_out(n, training.batches[0]) for n in (network, repaired))
-    assert (found - wanted).norm() < 0.2 * wanted.norm()
+    assert loss(network, repaired, training) < 1e-3 * len(training.batches)
 
 
 @pytest.mark.parametrize("readout", ["embedding", "logits", "token-logits"])

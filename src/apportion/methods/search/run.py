@@ -23,7 +23,7 @@ from apportion.core.progress import Progress, Silent
 from apportion.device.measure import Candidate, Session, Shape, measure
 from apportion.device.probe import working_target
 from apportion.device.store import Store
-from apportion.device.target import Target, machine
+from apportion.device.target import Target, find_target, machine
 from apportion.errors import BudgetError, InfeasibleError
 from apportion.methods.search.anchors import recompensate
 from apportion.methods.search.band import Band, Costs
@@ -62,6 +62,7 @@ def search(
     began = time.perf_counter()
     progress = progress or Silent()
     folder = SearchFolder(path)
+    block_space(config, [find_target(name) for name in config.targets])  # mistakes are told before work is shown
     with progress.stage("try the targets"):
         targets = [working_target(name) for name in config.targets]
     space = block_space(config, targets)

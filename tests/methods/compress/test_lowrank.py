@@ -157,6 +157,19 @@ def test_a_layer_s_share_is_of_the_layer_as_it_stands():
     assert changed.edits.ranks[DENSE] * (8 + 32) <= 0.5 * 8 * 32
 
 
+def test_a_rank_that_pruning_left_below_the_next_share_stays():
+    """A share of 0.48 rounds down to rank 16; once pruned, ranks are finer, and the smaller share 0.4 would be 24."""
+    module = zoo.enliven(nn.Sequential(nn.Linear(8, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()), seed=0)
+    network = zoo.wrap(module.double().eval(), {"0": torch.randn(4, 8, dtype=torch.float64)})
+    rule = LowRank(Examples((dict(network.inputs),), "noise"))
+    knob = Choice("lowrank.2", (0.4, 0.48, 1.0))
+    factored_once = rule.apply(network, knob, 0.48)
+    partition = Partition.of(network)
+    pruned = slice_network(factored_once, partition, {"0": tuple(range(113))})
+    assert rank_at(pruned.module[2], 0.4) > pruned.module[2].rank == 16
+    assert rule.apply(pruned, knob, 0.4) is pruned
+
+
 def test_a_layer_that_went_with_its_block_is_left():
     network, partition = zoo.network("bert"), zoo.partition("bert")
     without = slice_network(network, partition, {"encoder.layer.blocks": (0, 2)})
@@ -190,9 +203,9 @@ def test_what_makes_no_sense_is_refused():
             factor(network, DENSE, rank, examples)
     knob, rule = Choice(f"lowrank.{DENSE}", (0.25, 0.5, 1.0)), LowRank(examples)
     low = rule.apply(network, knob, 0.25)
-    for value in (0.5, 1.0):
-        with zoo.refused(DENSE, "can't rise", error=KnobError):
-            rule.apply(low, knob, value)
+    assert rule.apply(low, knob, 0.5) is low
+    with zoo.refused(DENSE, "can't rise", error=KnobError):
+        rule.apply(low, knob, 1.0)
 
 
 # ---------------------------------------------------------------- saved, loaded, sliced

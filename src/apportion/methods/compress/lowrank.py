@@ -100,9 +100,9 @@ class LowRank:
             return model
         rank = rank_at(layer, value, self.multiple)
         if isinstance(layer, Factored):
-            if value == FULL or rank > layer.rank:
+            if value == FULL:
                 raise KnobError(f"{name} has rank {layer.rank} by now and can't rise; start from the original model")
-            if rank == layer.rank:
+            if rank >= layer.rank:  # a layer that pruning made small has finer ranks
                 return model
         elif value == FULL or rank >= break_even(layer):
             return model

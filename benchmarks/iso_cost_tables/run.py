@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three devices, one data set, three seeds")
     quick = parser.parse_args().quick
     devices, datasets, num_seeds = (DEVICES[:3], DATASETS[1:2], 3) if quick else (DEVICES, DATASETS, 8)
-    began = time.perf_counter()
+    began, commit = time.perf_counter(), _commit()
     bench = Bench()
     problems = [
         Problem(bench, device, data, seed)
@@ -234,7 +234,7 @@ def main() -> None:
         "rank_correlation": ranks,
         "hypervolume": volumes,
         "transfer": matrix,
-        "commit": _commit(),
+        "commit": commit,
         "machine": machine(),
         "versions": {"optuna": optuna.__version__, "numpy": np.__version__, "python": platform.python_version()},
         "seconds": round(time.perf_counter() - began, 1),

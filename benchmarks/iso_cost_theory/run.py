@@ -176,7 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the runs")
     quick = parser.parse_args().quick
-    began = time.perf_counter()
+    began, commit = time.perf_counter(), _commit()
     table = widths()
     print(f"| radius times sqrt(n), sigma 1, delta {DELTA} | " + " | ".join(f"n={n}" for n in table["samples"]) + " |")
     print("|---|" + "---|" * len(table["samples"]))
@@ -227,7 +227,7 @@ def main() -> None:
         "growth": grown,
         "failures": failed,
         "ever_missed": missed,
-        "commit": _commit(),
+        "commit": commit,
         "machine": machine(),
         "versions": {"numpy": np.__version__, "python": platform.python_version()},
         "seconds": round(time.perf_counter() - began, 1),

@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--data", default="fashion_mnist")
     args = parser.parse_args()
-    began = time.perf_counter()
+    began, commit = time.perf_counter(), _commit()
     targets = args.targets.split(",")[:1] if args.quick else args.targets.split(",")
     large = args.device != "cpu"
     kind = "quick" if args.quick else "cuda" if large else "cpu"
@@ -76,7 +76,7 @@ def main() -> None:
     summary = {
         "figures": figures,
         "rows": rows,
-        "commit": _commit(),
+        "commit": commit,
         "machine": machine(),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "seconds": round(time.perf_counter() - began, 1),

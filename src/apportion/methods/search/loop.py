@@ -234,12 +234,12 @@ class Search:
             if out:
                 outcome = "out of evaluations"
                 break
-            if not moved:
-                outcome = "local optimum"
+            if not moved and (not pooled or self._epsilon(state) <= config.epsilon):
+                outcome = "local optimum"  # all layers at once: later samples may have moved what earlier ones settled
                 break
         whole = state.neighbours.around(state.arch, list(self.space.layers))
         if pooled:
-            epsilon = certified_epsilon(state.arch, self._raced(state.arch, whole.archs), self.evidence)
+            epsilon = self._epsilon(state)
             interval = self.evidence.interval(state.arch)
         else:
             epsilon = max(per_layer) if outcome == "local optimum" else math.inf
@@ -259,6 +259,11 @@ class Search:
             drift=max(abs(costs[key].value / begin[key].value - 1.0) for key in begin),
             path=tuple(state.path),
         )
+
+    def _epsilon(self, state: _State) -> float:
+        """What the evidence supports for the whole neighbourhood (eq. I17)."""
+        whole = state.neighbours.around(state.arch, list(self.space.layers))
+        return certified_epsilon(state.arch, self._raced(state.arch, whole.archs), self.evidence)
 
     def _raced(self, incumbent: Setting, rivals: list[Setting]) -> list[Setting]:
         """The rivals that cheap fidelities could not rule out."""

@@ -17,6 +17,7 @@ class MobileCnn(BlockSpace):
     widths: Sequence[int] = (24, 32, 48, 64)
     strides: Sequence[int] = (2, 1, 2, 1)
     stem: int = 16
+    image_size: int = 16
 
     name = "mobile-cnn"
     architecture = "MobileCnnForImageClassification"

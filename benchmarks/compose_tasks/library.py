@@ -18,7 +18,7 @@ from apportion.methods.compose.resident import Resident
 from apportion.methods.compose.support import Support
 from apportion.models.network import Network, Origin
 from apportion.models.registry import find_packaged
-from apportion.tasks.domain import Domain
+from apportion.tasks.domain import Domain, text_domain
 from apportion.tasks.domains import load_domain
 from apportion.tasks.leakage import Judged
 
@@ -86,6 +86,22 @@ def prepare() -> Path:
             }
         path.write_text(json.dumps(texts))
     return path
+
+
+def prepared() -> list[Pool]:
+    """What the sources were trained on, as pools to draw the router's lessons from."""
+    pools = []
+    for name, texts in json.loads(prepare().read_text()).items():
+        domain = text_domain(
+            name=name,
+            texts=[text for found in texts.values() for text in found],
+            labels=[label for label, found in texts.items() for _ in found],
+            licence="see docs/tasks.md",
+            provenance="training texts of a source",
+            checksum=name,
+        )
+        pools.append(Pool(name, domain))
+    return pools
 
 
 def train(steps: int, seeds: int = 1) -> Path:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import transformers
 from arms import Arms, Outcome, accuracy, fixed_merges, prototypes
-from library import SOURCES, Library, Pool, Task, draw, judged, prepare, train, training_domains
+from library import SOURCES, Library, Pool, Task, draw, judged, prepare, prepared, train
 
 from apportion.device.target import machine
 from apportion.methods.compose.choose import oracle
@@ -121,10 +121,9 @@ def tasks(library: Library, pools: Sequence[Pool], count: int, seed: int, **sett
 
 def make_lessons(library: Library, count: int) -> tuple[list[Lesson], torch.Tensor]:
     """The oracle's weights on tasks drawn from the sources' own training texts, and an embedding of every source."""
-    domains = training_domains()
-    pools = [Pool(name, domain) for name, domain in domains.items()]
+    pools = prepared()
     rng = np.random.default_rng(5)
-    probes = [text for domain in domains.values() for text in _some(domain.content, 48, rng)]
+    probes = [text for pool in pools for text in _some(pool.domain.content, 48, rng)]
     source_SP = embeddings(library, probes)
     blend = library.blend()
     lessons = []

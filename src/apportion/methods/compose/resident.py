@@ -43,9 +43,10 @@ class Resident(Blend):
     def set_weights(self, weight_LS: Tensor) -> None:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                held_SN = self.held_SN[name]
-                weight_S = weight_LS[self.row[name]].to(held_SN.device, held_SN.dtype)
-                parameter.copy_((weight_S @ held_SN).view_as(parameter))
+                flat_N = parameter.view(-1).zero_()
+                for place, weight in enumerate(weight_LS[self.row[name]].tolist()):
+                    if weight:
+                        flat_N.add_(self.held_SN[name][place], alpha=weight)
                 if name in self.edits:
                     parameter += self.edits[name]
 

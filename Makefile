@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+TESTED := $(VENV)/.tested
 
 .PHONY: demo test check setup clean
 setup: $(STAMP)
@@ -14,16 +15,20 @@ $(STAMP): pyproject.toml constraints.txt requirements-demo.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-demo.txt
 	@touch $@
 
+$(TESTED): $(STAMP) requirements-test.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-test.txt
+	@touch $@
+
 demo: $(STAMP)
 	$(BIN)/apportion fit minilm --budget "latency<=70%" --seed 1 -o runs/demo
 	$(BIN)/apportion verify runs/demo
 
 check: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks recipes
+	$(BIN)/ruff format --check src tests benchmarks recipes
 	$(BIN)/mypy
 
-test: check
+test: check $(TESTED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 clean:

@@ -31,7 +31,7 @@ from apportion.tasks.scores import Scores, score_episodes
 
 HERE = Path(__file__).parent
 TEXT_BACKBONES = ("minilm", "minilm-sre")
-IMAGE_BACKBONES = ("efficientnet-lite0", "mobilenetv2-224", "mobilenetv2-160", "vit-s14")
+IMAGE_BACKBONES = ("efficientnet-lite0", "mobilenetv2-224", "mobilenetv2-160", "vit-s14", "vit-64")
 QUICK_BACKBONES = ("minilm", "efficientnet-lite0", "mobilenetv2-160")
 TEXT_DOMAINS = ("banking77", "clinc150", "snips", "trec", "chatterbot")
 IMAGE_DOMAINS = ("fruits360", "grocery", "plantdoc", "sign_digits", "mnist", "fashion_mnist", "digits", "omniglot")

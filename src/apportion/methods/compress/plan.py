@@ -207,6 +207,8 @@ class Plan:
         sizes = {module.name: module.sizes()[0] for module in self.partition}
         smallest = slice_network(self.network, self.partition, self.partition.keep(sizes))
         floor = {key: meter.read(smallest) for key, meter in self.meters.items()}
+        if self.int8 is not None:
+            floor["size"] = self.meters["size"].read(smallest.replace(calibration=(smallest.inputs,)))
         if self.latency is not None and self.calibration is not None:
             floors = [anchored.floor for anchored in (self.calibration, self.int8) if anchored is not None]
             floor[self.latency.key] = min(floors, key=lambda reading: reading.value)

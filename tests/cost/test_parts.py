@@ -146,6 +146,8 @@ def test_a_profile_comes_back_from_disk_as_it_was(cut, tmp_path):
         shape=Shape(),
         baseline=Reading(value=3.0, unit="ms", stderr=0.1, count=20),
         floor_ms=1.0,
+        grid=16,
+        widths=True,
         cost=linear_model(parts),
         seed=0,
         seconds=1.5,
@@ -157,8 +159,9 @@ def test_a_profile_comes_back_from_disk_as_it_was(cut, tmp_path):
     assert again.cost.to_json() == profile.cost.to_json()
     assert again.target == profile.target
     assert again.baseline == profile.baseline
+    assert (again.grid, again.widths) == (16, True)
     text = (tmp_path / "p.json").read_text()
-    for damaged in (text[:-40], text.replace('"apportion_profile": 1', '"apportion_profile": 9'), "[]", "null"):
+    for damaged in (text[:-40], text.replace('"apportion_profile": 2', '"apportion_profile": 9'), "[]", "null"):
         (tmp_path / "bad.json").write_text(damaged)
         with pytest.raises(CostError) as refused:
             Profile.load(tmp_path / "bad.json")

@@ -207,7 +207,9 @@ class Plan:
         sizes = {module.name: module.sizes()[0] for module in self.partition}
         smallest = slice_network(self.network, self.partition, self.partition.keep(sizes))
         floor = {key: meter.read(smallest) for key, meter in self.meters.items()}
-        if self.int8 is not None:
+        if self.allowed & {"lowrank", "sparse"}:
+            floor |= {key: Reading(value=0.0, unit=floor[key].unit) for key in ("params", "size", "flops")}  # not known
+        elif self.int8 is not None:
             floor["size"] = self.meters["size"].read(smallest.replace(calibration=(smallest.inputs,)))
         if self.latency is not None and self.calibration is not None:
             floors = [anchored.floor for anchored in (self.calibration, self.int8) if anchored is not None]

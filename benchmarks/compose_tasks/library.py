@@ -166,7 +166,7 @@ def draw(
     parts: Sequence[tuple[Pool, int]],
     rng: np.random.Generator,
     *,
-    shots: int = 5,
+    shots: int = 2,
     queries: int = 5,
     noise: float = 0.0,
     corrupt: Callable[[str], str] | None = None,

@@ -105,16 +105,16 @@ def main() -> None:
 
 
 def tasks(library: Library, pools: Sequence[Pool], count: int, seed: int, **settings) -> list[Task]:
-    """Tasks of ten classes; every second one has its classes from two pools."""
+    """Tasks of fifteen classes; every second one has its classes from two pools."""
     rng = np.random.default_rng(seed)
     drawn = []
     for place in range(count):
         first = pools[place % len(pools)]
         if place % 2 and len(pools) > 1:
             others = [pool for pool in pools if pool is not first]
-            parts = [(first, 5), (others[int(rng.integers(len(others)))], 5)]
+            parts = [(first, 8), (others[int(rng.integers(len(others)))], 7)]
         else:
-            parts = [(first, 10)]
+            parts = [(first, 15)]
         drawn.append(draw(library, parts, rng, **settings))
     return drawn
 
@@ -257,7 +257,7 @@ def ablations(arms: Arms, pools: Mapping[str, Sequence[Pool]], count: int) -> di
         found[title] = lines
 
     ident = pools["id"]
-    vary("shots", {str(n): lambda n=n: tasks(library, ident, count, 7, shots=n) for n in (1, 2, 5, 10)})
+    vary("shots", {str(n): lambda n=n: tasks(library, ident, count, 7, shots=n) for n in (1, 2, 5, 10, 20)})
     vary("wrong labels", {f"{n:.0%}": lambda n=n: tasks(library, ident, count, 8, noise=n) for n in (0.0, 0.2, 0.4)})
     vary("typing errors in queries", {"some": lambda: tasks(library, ident, count, 9, corrupt=_typos)})
     vary(

@@ -83,13 +83,16 @@ class Greedy:
 
     .. math:: (k, v) = \arg\min_{k, v} \frac{Q(M) - Q(T(M, k, v))}{C(M) - C(T(M, k, v))}
 
+    A move that loses nothing has the ratio zero; among equals the one that saves most is taken, so that a coarse or
+    noisy meter of quality does not make small moves look better than large ones.
+
     Every knob's next value is tried once; after that only the most promising one is tried again from the new setting
     and taken while it still is the most promising (lazy evaluation: as parts are removed the others matter more, so
     an old ratio is an optimistic one).
     """
 
     def propose(self, state: State) -> Proposal | None:
-        best: tuple[float, Knob, Value, bool] | None = None
+        best: tuple[tuple[float, float], Knob, Value, bool] | None = None
         for knob, value in state.next_moves():
             found = _last_ratio(state, knob, value)
             if found is None:
@@ -103,8 +106,9 @@ class Greedy:
         return Proposal(knob.name, value, commit=fresh)
 
 
-def _last_ratio(state: State, knob: Knob, value: Value) -> tuple[float, bool] | None:
-    """The newest known quality loss per cost saved of a move, and whether it was read from the current setting.
+def _last_ratio(state: State, knob: Knob, value: Value) -> tuple[tuple[float, float], bool] | None:
+    """The newest known quality loss per cost saved of a move (and minus the saving, to compare equals by), and whether
+    it was read from the current setting.
 
     Before the move itself has been tried, a shallower move of the same knob stands in for it.
     """
@@ -124,7 +128,7 @@ def _last_ratio(state: State, knob: Knob, value: Value) -> tuple[float, bool] | 
                 fresh = False
             loss = newest_start[state.quality].value - row.readings[state.quality].value
             saved = state.budget.excess(newest_start, state.z) - state.budget.excess(row.readings, state.z)
-            return (loss / saved if saved > 0 else math.inf), fresh
+            return (max(loss, 0.0) / saved if saved > 0 else math.inf, -saved), fresh
     return None
 
 

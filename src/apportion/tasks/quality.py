@@ -17,6 +17,9 @@ Kind = Literal["auto", "agreement", "accuracy", "likelihood"]
 KINDS: tuple[Kind, ...] = ("auto", "agreement", "accuracy", "likelihood")
 
 
+MAX_HEAD_EXAMPLES = 1024
+
+
 def quality_meter(original: Network, training: Examples, examples: Examples, kind: Kind = "auto") -> Meter[Network]:
     """The meter of a kind over some examples; ``auto`` is accuracy where they have labels, else agreement."""
     if kind == "auto":
@@ -34,8 +37,8 @@ class Accuracy:
     """Share of labelled examples put in their class.
 
     A classifier whose classes are the data's answers itself. Of any other network the features are classified by the
-    nearest class mean, with the means that the *original* network's features have on the training examples: the head
-    stays as it is in use, and only the network below it changes.
+    nearest class mean, with the means that the *original* network's features have on (up to 1,024 of) the training
+    examples: the head stays as it is in use, and only the network below it changes.
     """
 
     unit = "ratio"
@@ -45,12 +48,17 @@ class Accuracy:
         assert examples.label_N is not None
         self.examples = examples
         num_classes = int(max(training.label_N.max(), examples.label_N.max())) + 1
+        chosen = []  # every n-th batch, since texts are sorted by length
+        step = max(1, len(training) // MAX_HEAD_EXAMPLES)
+        labels = training.label_N.split([len(next(iter(batch.values()))) for batch in training.batches])
         with torch.inference_mode():
-            answer_ND = torch.cat([read_out(original, batch) for batch in training.batches])
+            for batch, label_B in list(zip(training.batches, labels, strict=True))[::step]:
+                chosen.append((read_out(original, batch), label_B))
+        answer_ND, label_N = (torch.cat(parts) for parts in zip(*chosen, strict=True))
         self.mean_KD: Tensor | None = None
         if original.readout != "logits" or answer_ND.shape[-1] != num_classes:
             feature_ND = nn.functional.normalize(answer_ND, dim=-1)
-            total_KD = torch.zeros(num_classes, feature_ND.shape[-1]).index_add(0, training.label_N, feature_ND)
+            total_KD = torch.zeros(num_classes, feature_ND.shape[-1]).index_add(0, label_N, feature_ND)
             self.mean_KD = nn.functional.normalize(total_KD, dim=-1)
 
     def read(self, model: Network) -> Reading:

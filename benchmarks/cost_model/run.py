@@ -51,15 +51,17 @@ def main() -> None:
     parser.add_argument(
         "--cuda", action="store_true", help="only fit and audit the saved CUDA samples, measuring nothing"
     )
+    parser.add_argument("--saved", action="store_true", help="fit and audit all saved sweeps, measuring nothing")
     args = parser.parse_args()
     began = time.perf_counter()
     rows: dict[str, dict] = {}
     for target in () if args.cuda else TARGETS[1:3] if args.quick else TARGETS:
         for network in NETWORKS[:1] if args.quick else NETWORKS:
             path = HERE / "results" / "cpu" / f"{target}.{network}.json"
-            if not path.is_file():
+            if not path.is_file() and not args.saved:
                 measure_pair(network, target, path)
-            rows |= audit_saved(path)
+            if path.is_file():
+                rows |= audit_saved(path)
     gpu: dict[str, dict] = {}
     for path in [] if args.quick else sorted((HERE / "results" / "cuda").glob("*.json")):
         gpu |= audit_saved(path)

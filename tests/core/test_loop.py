@@ -738,3 +738,17 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(tmp_path, seed):
         assert list(ledger) == rows
     # a kill costs at most the reading that it fell into
     assert len(reads) + len(checks) <= count_lines(log) <= len(reads) + len(checks) + num_killed
+
+
+def test_quality_measured_under_the_floor_ends_a_run_that_read_as_met():
+    def check(quality):
+        return lambda model: {
+            "latency": Reading(value=1.0, unit="ms"),
+            "quality": Reading(value=quality, unit="points"),
+        }
+
+    low, rows = run(ladder(), "3ms", Greedy(), quality_floor=0.0, check=check(-1.0))
+    assert low.outcome is Outcome.QUALITY_COLLAPSE
+    assert rows[-1].note == "measured under the quality floor"
+    assert run(ladder(), "3ms", Greedy(), quality_floor=0.0, check=check(1.0))[0].met
+    assert run(ladder(), "3ms", Greedy(), check=check(-1.0))[0].met  # no floor, no judgement

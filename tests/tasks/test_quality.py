@@ -36,6 +36,14 @@ def test_features_are_judged_by_the_originals_class_means(generator, readout):
     assert meter.read(network_of(swapped, readout)).value == pytest.approx(1 / 3)
 
 
+def test_the_head_is_kept_for_other_examples(generator):
+    training, examples, others = (labelled(generator) for _ in range(3))
+    original = network_of(nn.Identity(), "embedding")
+    meter = Accuracy(original, training, examples)
+    assert meter.over(others).read(original) == Accuracy(original, training, others).read(original)
+    assert meter.examples is examples
+
+
 def test_a_classifier_of_the_datas_classes_answers_itself(generator):
     training, examples = labelled(generator), labelled(generator)
     head = nn.Linear(8, 3, bias=False)

@@ -18,6 +18,7 @@ from apportion.core.rule import Rule, check_rules, rule_for
 from apportion.errors import KnobError, LedgerError
 
 M = TypeVar("M")
+_UNDER_FLOOR = "measured under the quality floor"
 
 
 class Outcome(Enum):
@@ -89,8 +90,9 @@ def budgeted_loop(
     (Proposition 1).
 
     When the readings say that the budget is met, ``check`` has the last word: fresh readings of the quantities in the
-    budget. If they exceed it, the limits that the loop works towards are scaled down by reading over check, and the
-    run goes on; after ``max_checks`` such checks it ends as a budget violation, never as a success.
+    budget, and of quality where what runs can differ from what was read (under the floor, the run ends there). If they
+    exceed it, the limits that the loop works towards are scaled down by reading over check, and the run goes on; after
+    ``max_checks`` such checks it ends as a budget violation, never as a success.
 
     The run is a function of its ledger: started again with the same arguments and the ledger of a killed run, it goes
     on where that one stopped, without reading anything twice.
@@ -128,10 +130,12 @@ def budgeted_loop(
             if last.kind != "check":
                 if len(ledger) > max_steps:
                     return run.result(Outcome.OUT_OF_STEPS, _last_check(ledger))
-                run.check(check)
+                run.check(check, quality_floor)
                 continue
             if last.accepted:
                 return run.result(Outcome.MET, last.readings)
+            if last.note == _UNDER_FLOOR:
+                return run.result(Outcome.QUALITY_COLLAPSE, last.readings)
         num_failed = sum(row.kind == "check" and not row.accepted for row in ledger)
         if num_failed >= max_checks or run.hopeless:
             return run.result(Outcome.BUDGET_VIOLATION, _last_check(ledger))
@@ -231,14 +235,15 @@ class _Run(Generic[M]):
         elif candidate is not None:
             self._last_trial = (setting, candidate)
 
-    def check(self, measure: Callable[[M], Mapping[str, Reading]]) -> None:
+    def check(self, measure: Callable[[M], Mapping[str, Reading]], floor: float | None) -> None:
         """Measures the model afresh; where that exceeds the promise, tightens the limits the loop works towards."""
         began = time.perf_counter()
         measured = measure(self.model)
-        accepted = self.promised.met(measured, self.z)
-        note = "" if accepted else "measured over budget"
-        self._record("check", measured, accepted, began=began, note=note)
-        if not accepted:
+        note = "" if self.promised.met(measured, self.z) else "measured over budget"
+        if not note and floor is not None and self.quality in measured and measured[self.quality].value < floor:
+            note = _UNDER_FLOOR
+        self._record("check", measured, not note, began=began, note=note)
+        if note:
             self._tighten(measured)
 
     def result(self, outcome: Outcome, measured: Mapping[str, Reading]) -> Result[M]:

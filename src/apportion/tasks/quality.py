@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Literal
 
 import torch
@@ -60,6 +61,12 @@ class Accuracy:
             feature_ND = nn.functional.normalize(answer_ND, dim=-1)
             total_KD = torch.zeros(num_classes, feature_ND.shape[-1]).index_add(0, label_N, feature_ND)
             self.mean_KD = nn.functional.normalize(total_KD, dim=-1)
+
+    def over(self, examples: Examples) -> Accuracy:
+        """The same meter, with the same head, over other examples."""
+        other = copy.copy(self)
+        other.examples = examples
+        return other
 
     def read(self, model: Network) -> Reading:
         with torch.inference_mode():

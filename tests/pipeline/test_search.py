@@ -45,7 +45,7 @@ def test_a_finished_search_is_returned_as_it_is_and_another_is_refused(run):
     folder, result, _ = run
     again = apportion("search", "mobile-cnn", *OPTIONS, "-o", folder, "--json")
     assert json.loads(again.stdout) == result
-    other = apportion("search", "mobile-cnn", *OPTIONS, "--seed", 7, "-o", folder)
+    other = apportion("search", "mobile-cnn", *OPTIONS, "--seed", 7, "-o", folder, "--json")
     assert other.returncode == 2
     assert "other settings" in other.stderr
     assert other.stderr.count("\n") == 1

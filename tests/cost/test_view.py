@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 
+from apportion.core.meter import Reading
+from apportion.cost.calibrate import carry_over, fit_samples
 from apportion.cost.draw import draw_many
 from apportion.cost.fit import FitOptions
 from apportion.cost.parts import WIDTH, Parts
-from apportion.cost.sample import Sample
-from apportion.cost.sweep import MAX_CHUNK, chunk_size
+from apportion.cost.profile import Profile
+from apportion.cost.sample import CostError, Sample
+from apportion.cost.sweep import MAX_CHUNK, Swept, chunk_size
 from apportion.cost.view import choose_options, choose_view, resee
+from apportion.device.measure import Shape
+from apportion.device.target import find_target
 from apportion.models.load import load
 from apportion.models.partition import Partition
 
@@ -76,3 +82,49 @@ def test_straight_lines_are_kept_where_the_clock_is_straight(parts):
 def test_chunks_are_even_and_bounded(count, expected):
     network = load("tests.factories:small_cnn")
     assert chunk_size(network, count) == expected <= MAX_CHUNK
+
+
+def profile_of(parts):
+    sizes, samples = clock(parts, grid=1, width_ms=0.0)
+    swept = Swept(dict(enumerate(samples[1:])), {}, Reading(value=samples[0].latency_ms, unit="ms"))
+    calibrated = fit_samples(parts, sizes[1:], swept, 36)
+    return (
+        sizes[1:],
+        swept,
+        Profile(
+            model="small",
+            target=find_target("torch-cpu-1t"),
+            shape=Shape(),
+            baseline=swept.baseline,
+            floor_ms=None,
+            cost=calibrated.cost,
+            grid=calibrated.parts.grid,
+            widths=calibrated.parts.widths,
+            seed=0,
+            seconds=0.0,
+            machine={},
+            failures={},
+        ),
+    )
+
+
+def test_a_profile_is_carried_over_to_a_target_of_another_speed(parts):
+    sizes, swept, profile = profile_of(parts)
+    slower = Swept(
+        {i: Sample(s.shares, 2.5 * s.latency_ms) for i, s in swept.samples.items()},
+        {},
+        Reading(value=2.5 * swept.baseline.value, unit="ms"),
+    )
+    few = Swept({i: s for i, s in slower.samples.items() if i < 6 or i >= 36}, {}, slower.baseline)
+    carried = carry_over(profile, parts, sizes, few, 36)
+    unseen = [i for i in slower.samples if 6 <= i < 36]
+    for sample in resee(carried.parts, [sizes[i] for i in unseen], [slower.samples[i] for i in unseen]):
+        assert carried.cost.predict(sample.shares) == pytest.approx(sample.latency_ms, rel=0.03)
+    assert carried.cost.bound is not None
+
+
+def test_a_profile_of_another_network_is_not_carried_over(parts):
+    sizes, swept, profile = profile_of(parts)
+    other = dataclasses.replace(profile, widths=not profile.widths)
+    with pytest.raises(CostError, match="whose parts are not"):
+        carry_over(other, parts, sizes, swept, 36)

@@ -28,7 +28,7 @@ from apportion.cost.model import CostModel
 from apportion.cost.parts import Parts
 from apportion.cost.sample import Sample
 from apportion.cost.sweep import Swept, sweep
-from apportion.cost.view import resee
+from apportion.cost.view import choose_options, resee
 from apportion.device.measure import Shape
 from apportion.device.probe import working_target
 from apportion.device.target import machine
@@ -121,6 +121,11 @@ def audit_saved(path: Path) -> dict[str, dict]:
     to_fit = [whole, *(resee(parts, [saved.sizes[i]], [s])[0] for i, s in known.items())]  # peers see all of these
     plain = resee(parts, [saved.sizes[i] for i in unseen], list(unseen.values()))
     row |= judge_peers(to_fit, plain, parts)
+    first = [i for i in known if i < saved.num_fit]
+    fitted = [whole, *resee(parts, [saved.sizes[i] for i in first], [known[i] for i in first])]
+    options = choose_options(fitted, parts.signature_of)
+    unseeing = CostModel.fit(fitted, parts.signature_of, knots=options.knots, ridge=options.ridge)
+    row["plain_median"] = round(audit(unseeing, plain).median_rel_error, 4)
     row |= {"grid": calibrated.parts.grid, "widths": calibrated.parts.widths, "calibration_s": saved.seconds}
     row |= {"failures": len(saved.swept.failures), "device": saved.device}
     return {f"{saved.network} {saved.target}": row}
@@ -179,12 +184,16 @@ def fit_table(samples, signature_of):
 
 
 def print_tables(rows: dict, gpu: dict) -> None:
-    print("\n| network, target | median error | p95 | bound (95 %) held | looseness | FLOPs p95 | table p95 | noise |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "\n| network, target | median error | p95 | bound (95 %) held | looseness | grid | median with grid 1 | "
+        "FLOPs p95 | table p95 | noise |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name, row in {**rows, **gpu}.items():
         print(
             f"| {name} | {row['median']:.1%} | {row['p95']:.1%} | {row['coverage']:.0%} of {row['held_out']} | "
-            f"{row['looseness']:.1%} | {row['flops_p95']:.0%} | {row['table_p95']:.0%} | {row['noise']:.1%} |"
+            f"{row['looseness']:.1%} | {row['grid']} | {row['plain_median']:.1%} | {row['flops_p95']:.0%} | "
+            f"{row['table_p95']:.0%} | {row['noise']:.1%} |"
         )
 
 

@@ -126,7 +126,7 @@ def episode(
     domain = _load(ref, strict, text_column, label_column)
     drawn = Sampler(domain, shape, seed=seed).episode(number)
     if sheet is not None:
-        from apportion.tasks.cache import write_whole
+        from apportion.core.folder import write_whole
         from apportion.tasks.sheet import render_sheet
 
         write_whole(sheet, render_sheet(domain, drawn))

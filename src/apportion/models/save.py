@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from apportion.core.folder import whole_folder
 from apportion.errors import ModelError
 from apportion.models.load import CALIBRATION_FILE, EDITS_FILE, FORMAT
 from apportion.models.network import Network
@@ -32,24 +33,8 @@ def save(network: Network, folder: Path) -> None:
     folder = Path(folder)
     if folder.exists() and not (folder / EDITS_FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ModelError(f"{folder} holds something else than a saved model; name a new folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
-    try:
+    with whole_folder(folder) as draft:
         _write(network, draft)
-        old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-        if folder.exists():
-            folder.rename(old)
-        try:
-            draft.rename(folder)
-        except BaseException:
-            if old.exists():
-                old.rename(folder)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _write(network: Network, folder: Path) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
+
+from apportion.core.folder import write_whole
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -44,18 +45,3 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file (as in ``models.safefile``, which can't be had without loading torch)."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file so that others see all of it or none: a draft beside it, then a rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise

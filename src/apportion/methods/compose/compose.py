@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from apportion.core.folder import whole_folder
 from apportion.core.progress import Progress, Silent
 from apportion.errors import ModelError
 from apportion.methods.compose.compat import check_sources, fingerprint, kinship, skipped
-from apportion.methods.compose.folder import RECORD, refuse_foreign, whole_folder
+from apportion.methods.compose.folder import RECORD, refuse_foreign
 from apportion.methods.compose.merge import write_merged
 from apportion.methods.compose.recipes import Dare, Linear, Recipe, Slerp, TaskArithmetic, Ties
 from apportion.methods.compose.source import Source, open_source

@@ -21,10 +21,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn import functional
 
+from apportion.core.folder import write_whole
 from apportion.errors import DataError, ModelError
 from apportion.models.safefile import read_header
 from apportion.numerics.simplex import entropy
-from apportion.tasks.cache import write_whole
 
 
 class Router(nn.Module):

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from apportion.core.folder import write_whole
 from apportion.core.progress import Progress, Silent
 from apportion.errors import ModelError
 from apportion.methods.compose.checkpoint import BLOCK, FLOATS, Floats, blocks, item_bytes
@@ -143,7 +143,7 @@ class Store:
                 "tensors": tensors,
                 "files": files,
             }
-            self._write(self.folder / "sources" / f"{name}.json", json.dumps(record).encode())
+            write_whole(self.folder / "sources" / f"{name}.json", json.dumps(record).encode())
         except BaseException:
             self.drop_unused()
             raise
@@ -183,7 +183,7 @@ class Store:
         path = self.block_path(digest)
         if path.is_file():
             return digest, len(data), False
-        self._write(path, data)
+        write_whole(path, data)
         return digest, len(data), True
 
     def drop_unused(self) -> int:
@@ -199,19 +199,6 @@ class Store:
                 freed += path.stat().st_size
                 path.unlink()
         return freed
-
-    def _write(self, path: Path, data: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-        except BaseException:
-            Path(draft).unlink(missing_ok=True)
-            raise
 
 
 class _Writer:

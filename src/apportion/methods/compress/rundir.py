@@ -10,13 +10,10 @@ import json
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
-from apportion.core.certificate import Certificate
+from apportion.core.folder import Folder, RunFolder
 from apportion.errors import ApportionError
 from apportion.tasks.quality import KINDS, Kind
-
-VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,46 +66,7 @@ IMPORTANCES = ("taylor", "magnitude", "fisher", "activation", "hessian")
 RULES = ("prune", "quantise", "lowrank", "sparse", "repair")
 
 
-class Files:
-    """JSON files of a folder; each appears whole or not at all."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def certificate(self) -> Certificate:
-        path = self.path / "certificate.json"
-        if not path.is_file():
-            raise ApportionError(f"{self.path} has no certificate; the run is not finished: start it again to go on")
-        return Certificate.from_json(path.read_text(encoding="utf-8"))
-
-    def result(self) -> dict[str, Any] | None:
-        """The result, where it is finished."""
-        return self.read("result.json") if (self.path / "result.json").is_file() else None
-
-    def write(self, name: str, content: object) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        draft = self.path / f".{name}.tmp"
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path / name)
-
-    def read(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ApportionError(f"{self.path} holds no run ({name} is missing); give the folder of a run") from None
-        except ValueError:
-            raise ApportionError(f"{path} is damaged; start the run again in another folder") from None
-        if not isinstance(content, dict):
-            raise ApportionError(f"{path} is damaged; start the run again in another folder")
-        return content
-
-
-class Rung(Files):
+class Rung(Folder):
     """One rung of the ladder: a model, how it was found, what it promises."""
 
     @property
@@ -120,22 +78,10 @@ class Rung(Files):
         return self.path / "model"
 
 
-class RunDir(Files):
-    """Paths and files of one run."""
+class RunDir(RunFolder):
+    """Paths and files of one run; ``model`` is a link to the model of the rung in use."""
 
-    def __init__(self, path: Path) -> None:
-        if path.exists() and not path.is_dir():
-            raise ApportionError(f"{path} is a file; give a folder for the run")
-        super().__init__(path)
-
-    @property
-    def store(self) -> Path:
-        return self.path / "measurements.sqlite"
-
-    @property
-    def model(self) -> Path:
-        """The model in use: a link to that of a rung."""
-        return self.path / "model"
+    version = 2
 
     def rung(self, place: int) -> Rung:
         """The rungs are numbered from 1; the last one meets the budget asked for."""
@@ -154,30 +100,12 @@ class RunDir(Files):
     def start(self, config: FitConfig, model_digest: str) -> str:
         """Saves what was asked and returns the run's identity; refuses a folder that holds another run."""
         run = identity(config, model_digest)
-        asked = self.path / "run.json"
-        if asked.is_file():
-            if self.read("run.json").get("identity") != run:
-                raise ApportionError(f"{self.path} holds a run with other settings; choose another -o folder")
-        elif self.path.is_dir() and any(self.path.iterdir()):
-            raise ApportionError(f"{self.path} is not empty and holds no run; choose another -o folder")
-        else:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ApportionError(
-                    f"can't make the folder {self.path} ({error.strerror}); choose another -o"
-                ) from None
-            self.write("run.json", {"apportion_run": VERSION, "identity": run, "config": asdict(config)})
+        self.begin(run, asdict(config))
         return run
 
     def config(self) -> FitConfig:
         """What the run was asked for."""
-        saved = self.read("run.json")
-        known = {field.name for field in fields(FitConfig)}
-        config = saved.get("config")
-        if saved.get("apportion_run") != VERSION or not isinstance(config, dict) or set(config) != known:
-            raise ApportionError(f"{self.path}/run.json is no run of version {VERSION}; give the folder of a run")
-        return FitConfig(**config)
+        return FitConfig(**self.asked({field.name for field in fields(FitConfig)}))
 
 
 def identity(config: FitConfig, model_digest: str) -> str:

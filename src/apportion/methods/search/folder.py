@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from apportion.core.budget import Budget
-from apportion.core.certificate import Certificate
+from apportion.core.folder import RunFolder
 from apportion.errors import ApportionError
 from apportion.methods.search.select import RULES
 from apportion.methods.search.spaces import SPACES
-
-VERSION = 1
-FILE = "search.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,80 +68,26 @@ class SearchRunConfig:
                 raise ApportionError("a budget and an anchor were both given; the search is anchored at one of them")
 
 
-class SearchFolder:
-    """Paths and files of one search; every file appears whole or not at all."""
+class SearchFolder(RunFolder):
+    """Paths and files of one search."""
 
-    def __init__(self, path: Path) -> None:
-        if path.exists() and not path.is_dir():
-            raise ApportionError(f"{path} is a file; give a folder for the run")
-        self.path = path
+    what = "search"
+    file = "search.json"
 
     @property
     def ledger(self) -> Path:
         return self.path / "ledger.jsonl"
 
-    @property
-    def store(self) -> Path:
-        return self.path / "measurements.sqlite"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
     def start(self, config: SearchRunConfig) -> str:
         """Saves what was asked and returns the run's identity; refuses a folder that holds another run."""
         run = identity(config)
-        if (self.path / FILE).is_file():
-            if self._read(FILE).get("identity") != run:
-                raise ApportionError(f"{self.path} holds a search with other settings; choose another -o folder")
-        elif self.path.is_dir() and any(self.path.iterdir()):
-            raise ApportionError(f"{self.path} is not empty and holds no search; choose another -o folder")
-        else:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ApportionError(f"can't make the folder {self.path} ({error.strerror}); choose another") from None
-            self.write(FILE, {"apportion_search": VERSION, "identity": run, "config": asdict(config)})
+        self.begin(run, asdict(config))
         return run
 
     def config(self) -> SearchRunConfig:
         """What the run was asked for."""
-        saved = self._read(FILE)
-        config = saved.get("config")
-        known = {field.name for field in fields(SearchRunConfig)}
-        if saved.get("apportion_search") != VERSION or not isinstance(config, dict) or set(config) != known:
-            raise ApportionError(f"{self.path}/{FILE} is no search of version {VERSION}; give the folder of a search")
+        config = self.asked({field.name for field in fields(SearchRunConfig)})
         return SearchRunConfig(**{**config, "targets": tuple(config["targets"])})
-
-    def certificate(self) -> Certificate:
-        path = self.path / "certificate.json"
-        if not path.is_file():
-            raise ApportionError(f"{self.path} has no certificate; the search is not finished: start it again to go on")
-        return Certificate.from_json(path.read_text(encoding="utf-8"))
-
-    def result(self) -> dict[str, Any] | None:
-        return self._read("result.json") if (self.path / "result.json").is_file() else None
-
-    def write(self, name: str, content: object) -> None:
-        draft = self.path / f".{name}.tmp"
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path / name)
-
-    def _read(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ApportionError(f"{self.path} holds no search ({name} is missing); give another folder") from None
-        except ValueError:
-            raise ApportionError(f"{path} is damaged; start the search again in another folder") from None
-        if not isinstance(content, dict):
-            raise ApportionError(f"{path} is damaged; start the search again in another folder")
-        return content
 
 
 def identity(config: SearchRunConfig) -> str:

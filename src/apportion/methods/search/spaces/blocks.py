@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ _SCALES = tuple(2.0 ** (step / 12) for step in range(-12, 13))
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockSpace:
+class BlockSpace(ABC):
     """Blocks with named decisions; a decision of block 2 goes by ``b2.kernel``. Subclasses give domains and a start.
 
     Widths are multiples of ``align``, the target's grid, between ``min_width`` and ``max_width``. A change at a block
@@ -41,19 +42,19 @@ class BlockSpace:
             raise ApportionError(f"precisions are {list(self.precisions)}; possible are fp32 and int8")
 
     @property
-    def num_blocks(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def num_blocks(self) -> int: ...
 
+    @abstractmethod
     def domain(self, arch: Setting, block: int) -> Mapping[str, Sequence[Value]]:
         """The micro-choices of a block and their values, in the context of the rest."""
-        raise NotImplementedError
 
-    def start(self) -> Setting:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self) -> Setting: ...
 
+    @abstractmethod
     def config(self, arch: Setting) -> Any:
         """The config that the network is built from."""
-        raise NotImplementedError
 
     @property
     def layers(self) -> Sequence[str]:

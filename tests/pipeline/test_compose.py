@@ -47,12 +47,12 @@ def test_sources_are_added_listed_checked_composed_and_removed(apportion, tmp_pa
         (("s0", "s1", "--skip", "head*"), ("head*",)),
     ],
 )
-def test_mistakes_are_one_line_and_leave_nothing(apportion, tmp_path, args, parts):
+def test_mistakes_are_one_line_and_leave_nothing(told, tmp_path, args, parts):
     family(tmp_path, 2)
     state = tensors(9)
     del state["layer.bias"]
     write(tmp_path / "other", state)
-    one_line(apportion("compose", *args, "-o", "out", "--json"), 2, *parts)
+    one_line(told("compose", *args, "-o", "out", "--json"), 2, *parts)
     assert not (tmp_path / "out").exists()
 
 
@@ -66,13 +66,13 @@ def test_mistakes_are_one_line_and_leave_nothing(apportion, tmp_path, args, part
         ("text,label\nhello,a\nworld,b\n", ("--budget", "20MB"), ("20MB",)),
     ],
 )
-def test_a_support_that_makes_no_task_is_one_line(apportion, tmp_path, text, args, parts):
+def test_a_support_that_makes_no_task_is_one_line(told, tmp_path, text, args, parts):
     family(tmp_path, 2)
     (tmp_path / "task.csv").write_text(text)
-    one_line(apportion("compose", "s0", "s1", "--support", "task.csv", *args, "-o", "out", "--json"), 2, *parts)
+    one_line(told("compose", "s0", "s1", "--support", "task.csv", *args, "-o", "out", "--json"), 2, *parts)
     assert not (tmp_path / "out").exists()
 
 
-def test_settings_of_a_search_need_a_support(apportion, tmp_path):
+def test_settings_of_a_search_need_a_support(told, tmp_path):
     family(tmp_path, 2)
-    one_line(apportion("compose", "s0", "s1", "--max-sources", "1", "-o", "out", "--json"), 2, "--support")
+    one_line(told("compose", "s0", "s1", "--max-sources", "1", "-o", "out", "--json"), 2, "--support")

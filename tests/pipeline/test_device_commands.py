@@ -74,10 +74,10 @@ def test_a_profile_is_made_and_audited(apportion, tmp_path):
     assert "another seed" in again.stderr
 
 
-def test_audit_refuses_what_is_no_profile(apportion, tmp_path):
+def test_audit_refuses_what_is_no_profile(told, tmp_path):
     (tmp_path / "x.json").write_text(json.dumps({"hello": 1}))
     for name, part in (("x.json", "not a profile"), ("gone.json", "no profile")):
-        done = apportion("audit", name, "--json")
+        done = told("audit", name, "--json")
         assert done.returncode == 2
         assert part in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1

@@ -36,27 +36,27 @@ def one_line(done, code, *parts):
         ("8ms@toaster", "unknown target 'toaster'"),
     ],
 )
-def test_a_bad_budget(apportion, tmp_path, budget, part):
-    one_line(apportion("fit", CNN, "--budget", budget, "-o", "run", "--json"), 2, part)
+def test_a_bad_budget(told, tmp_path, budget, part):
+    one_line(told("fit", CNN, "--budget", budget, "-o", "run", "--json"), 2, part)
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_model(apportion):
-    one_line(apportion("fit", "gpt-99", "--budget", "60%", "-o", "run", "--json"), 2, "no model 'gpt-99'", "minilm")
+def test_an_unknown_model(told):
+    one_line(told("fit", "gpt-99", "--budget", "60%", "-o", "run", "--json"), 2, "no model 'gpt-99'", "minilm")
 
 
-def test_an_unknown_option_or_none_at_all(apportion):
-    one_line(apportion("fit", CNN, "--budgt", "60%"), 2, "--budgt")
-    one_line(apportion("fit", CNN), 2, "--budget")
+def test_an_unknown_option_or_none_at_all(told):
+    one_line(told("fit", CNN, "--budgt", "60%"), 2, "--budgt")
+    one_line(told("fit", CNN), 2, "--budget")
 
 
-def test_an_unknown_policy(apportion, images):
-    done = apportion("fit", CNN, "--budget", "60%", "-o", "run", "--policy", "magic", "--json")
+def test_an_unknown_policy(told, images):
+    done = told("fit", CNN, "--budget", "60%", "-o", "run", "--policy", "magic", "--json")
     one_line(done, 2, "'magic'", "greedy")
 
 
 @pytest.mark.parametrize("kind", ["random bytes", "pickle", "truncated", "lying"])
-def test_a_checkpoint_that_is_not_what_it_says(apportion, tmp_path, kind, generator):
+def test_a_checkpoint_that_is_not_what_it_says(told, tmp_path, kind, generator):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
@@ -73,24 +73,24 @@ def test_a_checkpoint_that_is_not_what_it_says(apportion, tmp_path, kind, genera
             "lying": len(text).to_bytes(8, "little") + text + b"\0" * 400,
         }[kind]
     )
-    one_line(apportion("fit", folder, "--budget", "60%", "-o", "run", "--json"), 2, "model.safetensors")
+    one_line(told("fit", folder, "--budget", "60%", "-o", "run", "--json"), 2, "model.safetensors")
 
 
-def test_only_a_pickle_in_the_folder(apportion, tmp_path):
+def test_only_a_pickle_in_the_folder(told, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({}))
-    one_line(apportion("fit", folder, "--budget", "60%", "-o", "run", "--json"), 2, "pickle")
+    one_line(told("fit", folder, "--budget", "60%", "-o", "run", "--json"), 2, "pickle")
 
 
-def test_a_model_that_can_not_be_traced(apportion, images):
-    done = apportion("fit", "tests.factories:detached", "--budget", "60%", "-o", "run", "--data", images, "--json")
+def test_a_model_that_can_not_be_traced(told, images):
+    done = told("fit", "tests.factories:detached", "--budget", "60%", "-o", "run", "--data", images, "--json")
     one_line(done, 2, "autograd")
 
 
-def test_a_budget_under_the_floor_is_refused_with_the_floor(apportion, images):
-    done = apportion("fit", CNN, "--budget", "params<=1%", "-o", "run", "--data", images, "--json")
+def test_a_budget_under_the_floor_is_refused_with_the_floor(told, images):
+    done = told("fit", CNN, "--budget", "params<=1%", "-o", "run", "--data", images, "--json")
     one_line(done, 3, "can't be met", "of the original", "params")
 
 
@@ -108,25 +108,25 @@ def test_a_quality_floor_out_of_reach_is_a_named_outcome(apportion, images):
     assert result["met"] is False
 
 
-def test_another_run_in_the_folder_is_not_overwritten(apportion, tmp_path, images):
+def test_another_run_in_the_folder_is_not_overwritten(apportion, told, tmp_path, images):
     first = apportion.json("fit", CNN, "--budget", "params<=80%", "-o", "run", "--data", images)
     assert first["exit"] == 0
     ledger = (tmp_path / "run" / "rungs" / "2" / "ledger.jsonl").read_bytes()
-    one_line(apportion("fit", CNN, "--budget", "params<=70%", "-o", "run", "--data", images, "--json"), 2, "another -o")
+    one_line(told("fit", CNN, "--budget", "params<=70%", "-o", "run", "--data", images, "--json"), 2, "another -o")
     assert (tmp_path / "run" / "rungs" / "2" / "ledger.jsonl").read_bytes() == ledger
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("dear reader")
-    one_line(apportion("fit", CNN, "--budget", "params<=70%", "-o", "mine", "--data", images, "--json"), 2, "not empty")
+    one_line(told("fit", CNN, "--budget", "params<=70%", "-o", "mine", "--data", images, "--json"), 2, "not empty")
 
 
-def test_verify_wants_a_finished_run_and_the_certified_model(apportion, tmp_path, images):
-    one_line(apportion("verify", "nowhere", "--json"), 2, "holds no run")
+def test_verify_wants_a_finished_run_and_the_certified_model(apportion, told, tmp_path, images):
+    one_line(told("verify", "nowhere", "--json"), 2, "holds no run")
     apportion.json("fit", CNN, "--budget", "params<=80%", "-o", "run", "--data", images)
-    one_line(apportion("verify", "run", "--json"), 2, CNN, "--model")
+    one_line(told("verify", "run", "--json"), 2, CNN, "--model")
     with (tmp_path / "run" / "model" / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x01")
-    one_line(apportion("verify", "run", "--model", CNN, "--json"), 2, "not the model that was certified")
+    one_line(told("verify", "run", "--model", CNN, "--json"), 2, "not the model that was certified")
 
 
 @pytest.mark.parametrize("model", ["tests.factories:slow_to_build", "tests.factories:swallows_interrupts"])

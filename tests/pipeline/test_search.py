@@ -85,7 +85,7 @@ def test_verify_measures_again_and_refuses_another_network(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "part"),
     [
         (("resnet",), "possible are mobile-cnn, small-encoder, nasbench201"),
         (("nasbench201",), "can't be built"),
@@ -102,9 +102,9 @@ def test_verify_measures_again_and_refuses_another_network(run, tmp_path):
         (("mobile-cnn", "--evaluations", "0"), "at least 1"),
     ],
 )
-def test_mistakes_are_told_in_one_line(args, told, tmp_path):
-    done = apportion("search", *args, "-o", tmp_path / "run")
+def test_mistakes_are_one_line(told, args, part, tmp_path):
+    done = told("search", *args, "-o", tmp_path / "run")
     assert done.returncode == 2
-    assert told in done.stderr
+    assert part in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()

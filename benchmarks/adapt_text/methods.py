@@ -1,0 +1,74 @@
+"""The methods of the adapt benchmarks: ours and its baselines, as settings of one code path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from apportion.methods.adapt.clock import Clock
+from apportion.methods.adapt.family import KNOTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How a method allocates, how many experts it has, what it trains on and how it starts.
+
+    ``start`` names the fractions it begins with: the same for all modules, modules in proportion to their price or
+    their sensitivity, widths alone, or blocks alone.
+    """
+
+    says: str
+    allocation: str = "learned"
+    experts: int = 4
+    start: str = "uniform"
+    train: bool = True
+    slices: bool = True
+    distil: float = 1.0
+    capacity: float = 0.9
+    objective: str = "mean"
+
+
+METHODS = {
+    "ours": Method(says="per-module budgets by primal-dual training, router sees support and budget"),
+    "ours-cvar": Method(says="the same, trained on the worst 30 % of episodes", objective="cvar"),
+    "global": Method(says="one gate for all modules, trained", allocation="uniform"),
+    "template": Method(says="one factor on a learned template", allocation="template"),
+    "unconditional": Method(says="one vector of budgets for all B", allocation="unconditional"),
+    "cost": Method(says="fixed, in inverse proportion to price", allocation="fixed", start="cost"),
+    "sensitivity": Method(says="fixed, in proportion to sensitivity", allocation="fixed", start="sensitivity"),
+    "slimmable": Method(says="widths by one schedule, no experts", allocation="fixed", start="widths", experts=1),
+    "shallow": Method(says="smaller backbone: fewer blocks, no experts", allocation="fixed", start="blocks", experts=1),
+    "smat": Method(says="global sparsity 0.5, then sliced evenly", allocation="fixed", slices=False, capacity=0.5),
+    "pruned": Method(says="frozen weights pruned evenly, prototypes", allocation="fixed", train=False, experts=1),
+}
+
+
+def start_fractions(start: str, clocks: Sequence[Clock], floor: float, sensitivity_L: Tensor) -> Tensor | None:
+    """Fractions at the policy's knots for a start; None for the usual one."""
+    modules = list(clocks[0].parts.partition)
+    blocks_L = torch.tensor([bool(module.blocks) for module in modules])
+    price_L = torch.stack([clock.prices() for clock in clocks]).mean(0)
+    if start == "uniform":
+        return None
+    shape_L = {
+        "cost": (1 / price_L.clamp_min(1e-4)),
+        "sensitivity": sensitivity_L.clamp_min(1e-9).sqrt(),
+        "widths": torch.ones(len(modules)),
+        "blocks": torch.ones(len(modules)),
+    }[start]
+    moving_L = blocks_L if start == "blocks" else ~blocks_L
+    shape_L = shape_L / shape_L[moving_L].mean()
+    rows = []
+    for place in range(KNOTS):
+        rho = floor + (1 - floor) * place / (KNOTS - 1)
+        low, high = 0.0, float((1 / shape_L[moving_L]).max())
+        for _ in range(40):
+            middle = 0.5 * (low + high)
+            fraction_L = torch.where(moving_L, (middle * shape_L).clamp(0, 1), torch.ones(()))
+            cost = sum(float(clock.ratio(fraction_L)) for clock in clocks) / len(clocks)
+            low, high = (middle, high) if cost < rho else (low, middle)
+        rows.append(torch.where(moving_L, (low * shape_L).clamp(0, 1), torch.ones(())))
+    return torch.stack(rows)

@@ -1,0 +1,162 @@
+r"""The model family: one frozen network, one shared delta, experts that gate it, and sizes for every budget.
+
+.. math:: \theta = \theta^{pre} + \sum_m \alpha_m (z_m \odot \Delta) = \theta^{pre} + a \odot \Delta, \qquad
+    a_k = \sum_m \alpha_m z_{mk} \quad \text{(eq. A1; the paper's eq. 8 and 11)}
+
+.. math:: s_\ell = \sum_m \alpha_m \, \mathrm{squash}(x_\ell(\rho) + \varphi_{m\ell}) \quad \text{(eq. A2, eq. 18)}
+
+An expert is a set of delta gates :math:`z_m` over the groups and a lean :math:`\varphi_m` towards modules. The keep
+gates follow from the fractions :math:`s_\ell` and the order of groups in a module, so smaller networks are nested in
+larger ones. Shape letters: L modules, G groups, M experts, W classes, F features.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from apportion.errors import ModelError
+from apportion.methods.adapt.clock import Clock, Sizes, uniform_start
+from apportion.methods.adapt.groups import Groups, bundles, keep_of, merge_all
+from apportion.methods.adapt.masked import masked_features
+from apportion.methods.adapt.policy import ALLOCATIONS, BudgetPolicy, squash
+from apportion.methods.adapt.router import Router
+from apportion.models.cut import slice_network
+from apportion.models.network import Network
+from apportion.models.partition import Partition
+from apportion.numerics.hard_concrete import mean_gates, open_probability, sample_gates
+
+KNOTS = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyConfig:
+    """``num_experts`` M, ``allocation`` of the policy, and the ``tightest`` budget trained for, as a share."""
+
+    num_experts: int = 4
+    allocation: str = "learned"
+    tightest: float = 0.15
+
+    def __post_init__(self) -> None:
+        if self.num_experts < 1:
+            raise ModelError(f"{self.num_experts} experts were asked for; give at least one")
+        if self.allocation not in ALLOCATIONS:
+            raise ModelError(f"allocation {self.allocation!r} is not known; possible are {', '.join(ALLOCATIONS)}")
+        if not 0 < self.tightest < 1:
+            raise ModelError(f"the tightest budget is {self.tightest:g}; give a share between 0 and 1")
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What router and policy say for one task, budget and device."""
+
+    alpha_M: Tensor
+    fraction_L: Tensor
+    budget_L: Tensor
+    device: str
+    rho: float
+
+
+class Family(nn.Module):
+    """All that is learned. The network itself is frozen and not among its parameters.
+
+    The delta lives where the network does; policy, router and gates are small and stay on the CPU.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        partition: Partition,
+        clocks: Sequence[Clock],
+        num_features: int,
+        config: FamilyConfig | None = None,
+        start_KL: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        config = config or FamilyConfig()
+        self.config, self.partition, self.groups = config, partition, Groups(partition)
+        self._network = (network,)  # in a tuple, so that it is not registered
+        self.clocks = {clock.name: clock for clock in clocks}
+        self._prices = {clock.name: clock.prices() for clock in clocks}
+        self._features = {clock.name: clock.features() for clock in clocks}
+        floor = max(config.tightest, *(clock.floor_ms() / clock.whole_ms for clock in clocks))
+        knots = [floor + (1 - floor) * place / (KNOTS - 1) for place in range(KNOTS)]
+        least_L = torch.tensor([module.sizes()[0] / module.num_units for module in partition])
+        start_KL = uniform_start(clocks, knots) if start_KL is None else start_KL
+        self.policy = BudgetPolicy(start_KL, knots, least_L, torch.stack([*self._prices.values()]), config.allocation)
+        self.router = Router(num_features, config.num_experts)
+        self.stacks, self._blocks = bundles(network, self.groups), self.groups.blocks()
+        generator = torch.Generator().manual_seed(0)
+        logits = 2.0 + torch.randn(config.num_experts, self.groups.count, generator=generator)
+        self.gate_logit_MG = nn.Parameter(logits if config.num_experts > 1 else torch.full_like(logits, 4.0))
+        self.lean_ML = nn.Parameter(torch.zeros(config.num_experts, len(partition)))
+        self.log_scale = nn.Parameter(torch.tensor(2.3))
+        self.module_G, self.rank_G = self.groups.module_G(), self.groups.rank_G()
+        self.size_L = torch.tensor([float(self.groups.size(module)) for module in partition])
+
+    @property
+    def network(self) -> Network:
+        return self._network[0]
+
+    @property
+    def floor(self) -> float:
+        """The least budget that is trained for, as a share."""
+        return float(self.policy.knot_K[0])
+
+    def plan(self, mean_WF: Tensor, rho: float, device: str) -> Plan:
+        """Routing and sizes for a task's class means (of the frozen network's features) and a budget."""
+        alpha_M = self.router(mean_WF, rho, self._features[device]).softmax(-1)
+        return self.plan_with(alpha_M, rho, device)
+
+    def plan_with(self, alpha_M: Tensor, rho: float, device: str) -> Plan:
+        """The same for a given mixture."""
+        level_L = self.policy.level(rho, self._prices[device])
+        budget_L = self.policy.squash(level_L)
+        fraction_L = budget_L
+        if self.config.allocation == "learned":
+            fraction_L = torch.maximum(alpha_M @ squash(level_L + self.lean_ML), self.policy.least_L)
+        return Plan(alpha_M, fraction_L, budget_L, device, rho)
+
+    def gates(self, alpha_M: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The delta gates a of eq. A1; sampled with a generator, their mean without."""
+        logit_MG = self.gate_logit_MG
+        return alpha_M @ (mean_gates(logit_MG) if generator is None else sample_gates(logit_MG, generator))
+
+    def open_share(self, alpha_M: Tensor, keep_G: Tensor) -> Tensor:
+        """Expected share of the groups with an open gate, among those kept."""
+        open_G = alpha_M @ open_probability(self.gate_logit_MG)
+        return (open_G * keep_G).sum() / keep_G.sum()
+
+    def keep(self, fraction_L: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        r"""Keep gates of fractions, :math:`r_k = \mathrm{clip}(s_\ell K_\ell - k, 0, 1)` (eq. A5).
+
+        With a generator the one group in between is on or off at random, with the gradient of the value in between, so
+        that training runs what can be run.
+        """
+        soft_G = ((fraction_L * self.size_L)[self.module_G] - self.rank_G).clamp(0, 1)
+        if generator is None:
+            return soft_G
+        draw_L = torch.rand(len(self.size_L), generator=generator)
+        hard_G = (soft_G > draw_L[self.module_G]).float()
+        return hard_G + soft_G - soft_G.detach()
+
+    def embed(self, inputs: Mapping[str, Tensor], gate_G: Tensor, keep_G: Tensor) -> Tensor:
+        """Features of examples under the task's network, masked; shape (N, F), unit length."""
+        return masked_features(self.network, self.stacks, self._blocks, inputs, gate_G, keep_G)
+
+    def sliced(self, alpha_M: Tensor, sizes: Sizes) -> Network:
+        """The task's network for real: merged weights, sliced to sizes."""
+        with torch.no_grad():
+            merged = merge_all(self.stacks, self.gates(alpha_M), torch.ones(self.groups.count))
+            whole = copy.deepcopy(self.network.module)
+            parameters = dict(whole.named_parameters())
+            for name, tensor in merged.items():
+                parameters[name].copy_(tensor)
+        return slice_network(self.network.replace(module=whole), self.partition, self.partition.keep(sizes))
+
+    def keep_of(self, sizes: Sizes) -> Tensor:
+        return keep_of(self.groups, sizes)

@@ -1,0 +1,183 @@
+r"""The test-time solver: routing and sizes for one support set and budget, without a gradient through the network.
+
+Sizes come from the policy, are priced anew on the device at hand, and rounded so that the bound keeps the budget:
+
+.. math:: \max_s \sum_\ell v_\ell \bar s_\ell \log s_\ell \quad \text{s.t. } \widehat{\mathrm{Lat}}(s) \le B
+    \quad \text{(eq. A10; the paper's eq. 7)}
+
+:math:`v_\ell` is what a bit more of a module is worth, learned in training, and :math:`\bar s` the policy's fractions:
+the objective's slope at :math:`\bar s` is :math:`v`, so on a device that prices modules as the trained ones did the
+policy's answer stands, and elsewhere it leans towards what is cheap there. Shape letters: L modules, M experts, S
+support rows, W classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from apportion.errors import InfeasibleError
+from apportion.methods.adapt.clock import Clock
+from apportion.methods.adapt.family import Family
+
+NUM_STEPS = 12
+RATE = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """The mixture, the sizes, and what the clock is bounded by at these; ``margin`` is what was held back."""
+
+    alpha_M: Tensor
+    sizes: dict[str, int]
+    predicted_ms: float
+    upper_ms: float
+    fraction_L: Tensor
+
+
+def solve(
+    family: Family,
+    alpha_M: Tensor,
+    budget_ms: float,
+    clock: Clock,
+    value_L: Tensor | None = None,
+    *,
+    num_steps: int = NUM_STEPS,
+) -> Solved:
+    """Sizes for a mixture and a budget.
+
+    Args:
+        clock: the device, which need not be one that was trained for.
+        value_L: what a bit more of every module is worth; None rounds the policy's fractions as they are.
+
+    Raises:
+        InfeasibleError: the budget is under the bound of the smallest network.
+    """
+    floor_ms = clock.floor_ms()
+    if budget_ms < floor_ms:
+        raise InfeasibleError(
+            f"budget {budget_ms:.3g} ms is under the floor of {floor_ms:.3g} ms on {clock.name} (the bound of the "
+            "smallest network); raise the budget"
+        )
+    rho = min(1.0, budget_ms / clock.whole_ms)
+    with torch.no_grad():
+        known = clock.name if clock.name in family.clocks else next(iter(family.clocks))
+        fraction_L = family.plan_with(alpha_M, rho, known).fraction_L
+    if value_L is not None and num_steps:
+        fraction_L = reprice(clock, fraction_L, value_L, rho, num_steps)
+    worth_L = fraction_L if value_L is None else value_L * fraction_L
+    sizes = round_to_budget(clock, fraction_L, worth_L, budget_ms)
+    return Solved(alpha_M, sizes, clock.predict_ms(sizes), clock.upper_ms(sizes), fraction_L)
+
+
+def reprice(clock: Clock, fraction_L: Tensor, value_L: Tensor, rho: float, num_steps: int) -> Tensor:
+    r"""Exponentiated steps on the fractions and the price of time towards the optimum of eq. A10.
+
+    .. math:: s_\ell \leftarrow s_\ell \Big( \frac{v_\ell \bar s_\ell / s_\ell}{\mu\, \partial_\ell
+        \widehat{\mathrm{Lat}}} \Big)^{\eta}, \qquad
+        \mu \leftarrow \mu \Big( \frac{\widehat{\mathrm{Lat}}(s)}{B} \Big)^{2}
+    """
+    start_L = fraction_L.clamp_min(1e-3)
+    worth_L = (value_L * start_L).clamp_min(1e-9)
+    least_L = torch.tensor([module.sizes()[0] / module.num_units for module in clock.parts.partition])
+    s_L, mu = start_L.clone(), None
+    for _ in range(num_steps):
+        at_L = s_L.clone().requires_grad_(True)
+        cost = clock.ratio(at_L)
+        (slope_L,) = torch.autograd.grad(cost, at_L)
+        slope_L = slope_L.clamp_min(1e-6)
+        if mu is None:
+            mu = float((worth_L / s_L / slope_L).median())
+        mu *= (float(cost.detach()) / rho) ** 2
+        s_L = (s_L * (worth_L / (s_L * mu * slope_L)) ** RATE).clamp(max=1.0)
+        s_L = torch.maximum(s_L, least_L)
+    return s_L
+
+
+def round_to_budget(clock: Clock, fraction_L: Tensor, worth_L: Tensor, budget_ms: float) -> dict[str, int]:
+    """Sizes on the grid whose bound keeps the budget: rounded, then one step at a time down until it holds, then up.
+
+    A step down is taken where it loses least worth for its time, a step up where it wins most; ``worth`` is the factor
+    of the logarithm in eq. A10. Blocks are few and a step of them is large, so both roundings of theirs are tried.
+    """
+    modules = list(clock.parts.partition)
+    down, up = [], []
+    for module, fraction in zip(modules, fraction_L.tolist(), strict=True):
+        grid, wanted = module.sizes(), fraction * module.num_units
+        down.append(max((i for i, size in enumerate(grid) if size <= wanted + 1e-3), default=0))
+        up.append(min(down[-1] + 1, len(grid) - 1) if module.blocks else down[-1])
+    worth = worth_L.tolist()
+    found = [_fit(clock, start, worth, budget_ms) for start in ([down, up] if up != down else [down])]
+    return max(found, key=lambda sizes: _objective(clock, sizes, worth, fraction_L.tolist()))
+
+
+def _fit(clock: Clock, place: list[int], worth: list[float], budget_ms: float) -> dict[str, int]:
+    modules = list(clock.parts.partition)
+    grids = [module.sizes() for module in modules]
+
+    def sizes_at(places: list[int]) -> dict[str, int]:
+        return {m.name: grid[i] for m, grid, i in zip(modules, grids, places, strict=True)}
+
+    def steps(by: int) -> list[tuple[float, float, list[int]]]:
+        """Every step in one direction: its worth for its time, the bound after it, and the places after it."""
+        found = []
+        for index, grid in enumerate(grids):
+            after = place[index] + by
+            if 0 <= after < len(grid):
+                moved = [*place[:index], after, *place[index + 1 :]]
+                then = clock.upper_ms(sizes_at(moved))
+                if then != upper:  # of a block that is left out, size costs nothing and is worth nothing
+                    gain = worth[index] * abs(math.log(max(grid[after], 0.5) / max(grid[place[index]], 0.5)))
+                    found.append((gain / abs(then - upper), then, moved))
+        return found
+
+    upper = clock.upper_ms(sizes_at(place))
+    while upper > budget_ms:
+        _, upper, place = min(steps(-1))
+    while options := [step for step in steps(1) if step[1] <= budget_ms]:
+        _, upper, place = max(options)
+    return sizes_at(place)
+
+
+def _objective(clock: Clock, sizes: Mapping[str, int], worth: list[float], wanted: list[float]) -> float:
+    """Eq. A10 at sizes; a module of a block that is left out counts as the policy had it."""
+    gone = [
+        name
+        for module in clock.parts.partition
+        for unit, (name, _) in enumerate(module.blocks)
+        if unit not in module.kept(sizes[module.name])
+    ]
+    total = 0.0
+    for module, each, fraction in zip(clock.parts.partition, worth, wanted, strict=True):
+        inside = any(module.name.startswith(f"{block}.") for block in gone)
+        share = fraction if inside else sizes[module.name] / module.num_units
+        total += each * math.log(max(share, 1e-3))
+    return total
+
+
+def refine_mixture(
+    loss: Callable[[Tensor], float], alpha_M: Tensor, *, reach: float = 0.3, rate: float = 2.0
+) -> tuple[Tensor, int]:
+    r"""One exponentiated step on the mixture by values of the support loss alone (eq. A11).
+
+    .. math:: g_m = \frac{\ell\big((1 - t)\alpha + t e_m\big) - \ell(\alpha)}{t}, \qquad
+        \alpha_m \leftarrow \alpha_m e^{-\eta g_m} \big/ \textstyle\sum_n \alpha_n e^{-\eta g_n}
+
+    ``reach`` is :math:`t`, ``rate`` :math:`\eta`. The step is taken only where it lowers the loss.
+
+    Returns:
+        The mixture, and how many times the loss was asked for.
+    """
+    num_experts = len(alpha_M)
+    if num_experts == 1:
+        return alpha_M, 0
+    here = loss(alpha_M)
+    corners_MM = torch.eye(num_experts)
+    slope_M = torch.tensor([(loss((1 - reach) * alpha_M + reach * e_M) - here) / reach for e_M in corners_MM])
+    moved_M = (alpha_M.clamp_min(1e-6).log() - rate * slope_M).softmax(-1)
+    better = loss(moved_M) < here
+    return (moved_M if better else alpha_M), num_experts + 2

@@ -1,0 +1,280 @@
+r"""Primal-dual training: the family descends on its queries' losses, the prices of its constraints ascend.
+
+.. math:: J_i = \mathcal L_{T_i}(\theta_i) + \sum_\ell \lambda_\ell (s_{i\ell} - b_\ell(\rho_i)) +
+    \mu \big(\widehat{\mathrm{Lat}}(b(\rho_i)) - \rho_i\big) \quad \text{(eq. A12; the paper's eq. 14 to 17)}
+
+A module's price :math:`\lambda_\ell` rises while tasks want more of it than the policy allows, and pulls the policy up;
+the price of time :math:`\mu` pulls it down by what the module costs. Where both rest, :math:`\lambda_\ell = \mu\,
+\partial_\ell \widehat{\mathrm{Lat}}`. Prices are kept for every device and range of budgets. Each step runs every
+episode twice: whole, and at a budget drawn for it, which learns from the labels and from the whole network's answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from apportion.errors import DataError
+from apportion.methods.adapt.episodes import episode_logits, frozen_means
+from apportion.methods.adapt.family import Family, Plan
+from apportion.methods.adapt.pool import Pool
+from apportion.numerics.multipliers import Multipliers
+from apportion.numerics.robust import GroupWeights, cvar_weights, kl_weights
+from apportion.tasks.episode import Episode, Sampler
+
+NUM_BINS = 8
+Objective = Literal["mean", "cvar", "group", "kl"]
+OBJECTIVES: tuple[str, ...] = get_args(Objective)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How a family is trained; rates are of Adam, for the delta and for the small parts (policy, router, gates).
+
+    Without ``slices`` the whole network alone is trained. ``capacity`` is the most that the open delta gates may be of
+    the groups kept; ``objective`` with ``beta`` is the mean, the tail mean of the worst ``1 - beta``, the worst domain,
+    or the worst case within a divergence of ``beta``.
+    """
+
+    steps: int = 2000
+    episodes: int = 4
+    rate: float = 2e-4
+    small_rate: float = 1e-2
+    weight_decay: float = 0.01
+    distil: float = 1.0
+    whole: float = 0.5
+    slices: bool = True
+    capacity: float = 0.9
+    price_rate: float = 0.05
+    max_price: float = 20.0
+    gains: tuple[float, float] = (0.0, 1.0)
+    objective: str = "mean"
+    beta: float = 0.7
+    warmup: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.episodes) < 1 or min(self.rate, self.small_rate, self.price_rate) <= 0:
+            raise DataError(f"{self.steps} steps of {self.episodes} episodes at rate {self.rate:g} are not possible")
+        if self.objective not in OBJECTIVES:
+            raise DataError(f"objective {self.objective!r} is not known; possible are {', '.join(OBJECTIVES)}")
+        if not 0 < self.capacity <= 1:
+            raise DataError(f"capacity {self.capacity:g} is not possible; give a share above 0 and at most 1")
+
+
+class Trainer:
+    """Trains a family step by step; a step depends on the state and its number alone, so runs resume exactly."""
+
+    def __init__(self, family: Family, pools: Mapping[str, Pool], sampler: Sampler, config: TrainConfig) -> None:
+        self.family, self.pools, self.sampler, self.config = family, pools, sampler, config
+        self.names = tuple(family.clocks)
+        shape = (len(self.names), NUM_BINS)
+        rates: dict[str, Any] = {"rate": config.price_rate, "limit": config.max_price, "pi": config.gains, "window": 50}
+        self.mu = Multipliers(shape, **rates)
+        self.lam = Multipliers((*shape, len(family.partition)), **rates)
+        self.nu = Multipliers((1,), **rates)
+        self.value_BL = torch.zeros(NUM_BINS, len(family.partition))  # what a bit more of a module is worth
+        domains = [domain.name for domain in sampler.domains]
+        self.group = GroupWeights(len(domains), rate=0.05)
+        self.group_of = {name: place for place, name in enumerate(domains)}
+        large = [parameter for name, parameter in family.named_parameters() if name.startswith("stacks.")]
+        small = [p for name, p in family.named_parameters() if not name.startswith("stacks.") and p.requires_grad]
+        self.optimiser = torch.optim.AdamW(
+            [
+                {"params": large, "lr": config.rate, "weight_decay": config.weight_decay, "base": config.rate},
+                {"params": small, "lr": config.small_rate, "weight_decay": 0.0, "base": config.small_rate},
+            ],
+            betas=(0.9, 0.98),
+        )
+        self.large, self.small = large, small
+
+    def step(self, number: int) -> dict[str, Any]:
+        """One step of descent and ascent; returns what is logged."""
+        config = self.config
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + number)
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["base"] * schedule(number, config)
+        runs = [self._run(number, place, generator) for place in range(config.episodes)]
+        weight_E = torch.from_numpy(self._weights(runs)).float()
+        prices = []
+        for run in runs:
+            lam_L = torch.from_numpy(self.lam.values[run.index]).float()
+            prices.append(lam_L @ run.v_L + float(self.mu.values[run.index]) * run.u)
+        open_share = torch.stack([run.open_share for run in runs]).mean()
+        priced = torch.stack(prices).mean() + float(self.nu.values[0]) * (open_share - config.capacity)
+        device = runs[0].loss.device
+        total = (torch.stack([run.loss for run in runs]) * weight_E.to(device)).sum() + priced.to(device)
+        self.optimiser.zero_grad(set_to_none=True)
+        total.backward()
+        slope = float(torch.nn.utils.clip_grad_norm_(self.large, 1.0))
+        small_slope = float(torch.nn.utils.clip_grad_norm_(self.small, 5.0))
+        self._ascend(runs, weight_E, float(open_share.detach()))
+        if math.isfinite(slope + small_slope):
+            self.optimiser.step()
+        return self._row(number, runs, slope, small_slope, float(open_share.detach()))
+
+    def _run(self, number: int, place: int, generator: torch.Generator) -> _Run:
+        config, family = self.config, self.family
+        count = number * config.episodes + place
+        episode = self.sampler.episode(count)
+        pool = self.pools[episode.domain]
+        name = self.names[count % len(self.names)]
+        spread = (place + float(torch.rand((), generator=generator))) / config.episodes
+        rho = family.floor + (1 - family.floor) * spread if config.slices else 1.0
+        mean_WF = frozen_means(pool, episode)
+        label_Q = torch.from_numpy(episode.query.label_N).to(pool_device(pool))
+        whole = family.plan(mean_WF, 1.0, name)
+        ones_G = torch.ones(family.groups.count)
+        whole_QW = episode_logits(family, pool, episode, family.gates(whole.alpha_M, generator), ones_G)
+        plan = family.plan(mean_WF, rho, name)
+        wanted_L = plan.fraction_L.clone()
+        if wanted_L.requires_grad:
+            wanted_L.retain_grad()
+        keep_G = family.keep(wanted_L, generator) if config.slices else ones_G
+        slice_QW = episode_logits(family, pool, episode, family.gates(plan.alpha_M, generator), keep_G)
+        loss = functional.cross_entropy(slice_QW, label_Q)
+        learned = functional.kl_div(slice_QW.log_softmax(-1), whole_QW.detach().softmax(-1), reduction="batchmean")
+        whole_loss = functional.cross_entropy(whole_QW, label_Q)
+        return _Run(
+            episode=episode,
+            plan=plan,
+            index=(self.names.index(name), budget_bin(rho, family.floor)),
+            loss=loss + config.distil * learned + config.whole * whole_loss,
+            slice_loss=float(loss.detach()),
+            whole_loss=float(whole_loss.detach()),
+            accuracy=float((slice_QW.detach().argmax(-1) == label_Q).float().mean()),
+            wanted_L=wanted_L,
+            v_L=plan.fraction_L - plan.budget_L,
+            u=family.clocks[name].ratio(plan.budget_L) - rho,
+            open_share=family.open_share(plan.alpha_M, keep_G.detach()),
+        )
+
+    def _weights(self, runs: list[_Run]) -> np.ndarray:
+        loss_E = np.array([run.slice_loss for run in runs])
+        if self.config.objective == "cvar":
+            return cvar_weights(loss_E, self.config.beta)
+        if self.config.objective == "kl":
+            return kl_weights(loss_E, self.config.beta)
+        if self.config.objective == "group":
+            return self.group.update(loss_E, np.array([self.group_of[run.episode.domain] for run in runs]))
+        return np.full(len(runs), 1 / len(runs))
+
+    def _ascend(self, runs: list[_Run], weight_E: Tensor, open_share: float) -> None:
+        seen: dict[tuple[int, int], list[_Run]] = {}
+        for run, weight in zip(runs, weight_E.tolist(), strict=True):
+            seen.setdefault(run.index, []).append(run)
+            if run.wanted_L.grad is not None and weight > 0:
+                worth_L = (-run.wanted_L.grad / weight).clamp_min(0)
+                bin_L = self.value_BL[run.index[1]]
+                bin_L += 0.02 * (worth_L - bin_L)
+        for index, some in seen.items():
+            where = np.zeros(self.mu.values.shape, dtype=bool)
+            where[index] = True
+            u = float(np.mean([float(run.u.detach()) for run in some]))
+            v_L = torch.stack([run.v_L.detach() for run in some]).mean(0).numpy().astype(np.float64)
+            self.mu.update(np.full(self.mu.values.shape, u), where)
+            self.lam.update(np.broadcast_to(v_L, self.lam.values.shape), where[..., None])
+        self.nu.update([open_share - self.config.capacity])
+
+    def _row(
+        self, number: int, runs: list[_Run], slope: float, small_slope: float, open_share: float
+    ) -> dict[str, Any]:
+        u = np.array([float(run.u.detach()) for run in runs])
+        v = np.array([run.v_L.detach().numpy() for run in runs])
+        mu = np.array([self.mu.values[run.index] for run in runs])
+        lam = np.array([self.lam.values[run.index] for run in runs])
+        return {
+            "step": number,
+            "loss": round(float(np.mean([run.slice_loss for run in runs])), 4),
+            "whole_loss": round(float(np.mean([run.whole_loss for run in runs])), 4),
+            "accuracy": round(float(np.mean([run.accuracy for run in runs])), 4),
+            "u": round(float(u.mean()), 4),
+            "mu": round(float(mu.mean()), 4),
+            "lambda": round(float(lam.mean()), 5),
+            "open": round(open_share, 4),
+            "kkt": {
+                "stationarity": round(slope + small_slope, 4),
+                "feasibility": round(float(max(u.max(), v.max(), 0.0)), 4),
+                "complementarity": round(float(max(abs(mu * u).max(), abs(lam * v).max())), 4),
+            },
+        }
+
+    def values(self, rho: float) -> Tensor:
+        """What a bit more of every module is worth around a budget; never nothing."""
+        value_L = self.value_BL[budget_bin(rho, self.family.floor)]
+        return value_L.clamp_min(0.05 * float(value_L.mean()) + 1e-6)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs besides tensors."""
+        return {
+            "mu": self.mu.state(),
+            "lambda": self.lam.state(),
+            "nu": self.nu.state(),
+            "values": self.value_BL.tolist(),
+            "groups": self.group.weight_G.tolist(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        for name, multipliers in (("mu", self.mu), ("lambda", self.lam), ("nu", self.nu)):
+            multipliers.load(state[name])
+        self.value_BL = torch.tensor(state["values"])
+        self.group.weight_G = np.array(state["groups"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The family's learned tensors, and the optimiser's moments under ``adam.``."""
+        found = {name: tensor.detach().cpu().contiguous() for name, tensor in self.family.state_dict().items()}
+        for place, moments in self.optimiser.state_dict()["state"].items():
+            for name, tensor in moments.items():
+                found[f"adam.{place}.{name}"] = tensor.detach().cpu().contiguous()
+        return found
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.family.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("adam.")})
+        saved = self.optimiser.state_dict()
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("adam."):
+                _, place, moment = name.split(".")
+                state.setdefault(int(place), {})[moment] = tensor
+        self.optimiser.load_state_dict({**saved, "state": state})
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Run:
+    """One episode of a step: its loss and residuals, with gradients."""
+
+    episode: Episode
+    plan: Plan
+    index: tuple[int, int]
+    loss: Tensor
+    slice_loss: float
+    whole_loss: float
+    accuracy: float
+    wanted_L: Tensor
+    v_L: Tensor
+    u: Tensor
+    open_share: Tensor
+
+
+def schedule(number: int, config: TrainConfig) -> float:
+    """A linear rise, then a cosine down to a twentieth."""
+    if number < config.warmup:
+        return (number + 1) / config.warmup
+    share = (number - config.warmup) / max(1, config.steps - config.warmup)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
+
+
+def budget_bin(rho: float, floor: float) -> int:
+    """The range of budgets that a budget is in."""
+    return min(NUM_BINS - 1, max(0, int(NUM_BINS * (rho - floor) / (1 - floor))))
+
+
+def pool_device(pool: Pool) -> torch.device:
+    return next(iter(pool.inputs.values())).device

@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
-OPTIONS = ("--evaluations", "14", "--steps", "4", "--final-steps", "6", "--image-size", "8", "--tolerance", "30%")
+# the noise and the grid are given, so that only the search itself is measured; test_run.py has them found
+OPTIONS = ("--evaluations", "8", "--sigma", "5", "--align", "8", "--steps", "4", "--final-steps", "6")
+OPTIONS += ("--image-size", "8", "--tolerance", "30%")
 
 
 def apportion(*args):
@@ -30,7 +32,7 @@ def run(tmp_path_factory):
 def test_a_search_leaves_network_trace_and_result(run):
     folder, result, code = run
     assert (code == 0) == result["met"]
-    assert result["num_evaluations"] <= 14
+    assert result["num_evaluations"] <= 8
     assert (folder / "model" / "model.safetensors").is_file()
     trace = json.loads((folder / "trace.json").read_text())
     assert trace
@@ -41,45 +43,31 @@ def test_a_search_leaves_network_trace_and_result(run):
 
 
 @pytest.mark.slow
-def test_a_finished_search_is_returned_as_it_is_and_another_is_refused(run):
+def test_a_finished_search_is_returned_as_it_is_and_another_is_refused(told, run):
     folder, result, _ = run
-    again = apportion("search", "mobile-cnn", *OPTIONS, "-o", folder, "--json")
+    again = told("search", "mobile-cnn", *OPTIONS, "-o", folder, "--json")
     assert json.loads(again.stdout) == result
-    other = apportion("search", "mobile-cnn", *OPTIONS, "--seed", 7, "-o", folder, "--json")
+    other = told("search", "mobile-cnn", *OPTIONS, "--seed", 7, "-o", folder, "--json")
     assert other.returncode == 2
     assert "other settings" in other.stderr
     assert other.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
-def test_a_killed_search_goes_on_from_its_ledger(run, tmp_path):
-    folder, result, _ = run
-    half = tmp_path / "half"
-    shutil.copytree(folder, half)
-    (half / "result.json").unlink()
-    lines = (half / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    (half / "ledger.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]))
-    resumed = apportion("search", "mobile-cnn", *OPTIONS, "-o", half, "--json")
-    told = json.loads(resumed.stdout)
-    assert told["arch"] == result["arch"]
-    assert told["claim"] == result["claim"]
-
-
-@pytest.mark.slow
-def test_verify_measures_again_and_refuses_another_network(run, tmp_path):
+def test_verify_measures_again_and_refuses_another_network(told, run, tmp_path):
     folder, result, _ = run
     if not result["met"]:
         pytest.skip("the clock disagreed on this machine; nothing was certified")
     done = apportion("verify", folder, "--json")
-    told = json.loads(done.stdout)
-    assert done.returncode == (0 if told["met"] else 4)
-    assert set(told["final"]) == {"latency@torch-cpu-1t"}
+    verdict = json.loads(done.stdout)
+    assert done.returncode == (0 if verdict["met"] else 4)
+    assert set(verdict["final"]) == {"latency@torch-cpu-1t"}
     forged = tmp_path / "forged"
     shutil.copytree(folder, forged)
     shutil.rmtree(forged / "model")
     shutil.copytree(forged / "anchor", forged / "model")
     if (folder / "model/model.safetensors").read_bytes() != (folder / "anchor/model.safetensors").read_bytes():
-        refused = apportion("verify", forged)
+        refused = told("verify", forged)
         assert refused.returncode == 2
         assert "not the network that was certified" in refused.stderr
 

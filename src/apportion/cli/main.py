@@ -8,7 +8,21 @@ import sys
 
 import typer
 
-from apportion.cli import audit, calibrate, compose, fit, measure, retarget, search, sources, targets, tasks, verify
+from apportion.cli import (
+    adapt,
+    audit,
+    calibrate,
+    compose,
+    fit,
+    measure,
+    retarget,
+    search,
+    sources,
+    specialize,
+    targets,
+    tasks,
+    verify,
+)
 from apportion.errors import ApportionError, Exit
 
 _INTERRUPTED = "interrupted; start it again with the same -o folder to go on"
@@ -30,6 +44,8 @@ app.command("targets", help=targets.HELP)(targets.command)
 app.command("calibrate", help=calibrate.HELP)(calibrate.command)
 app.command("audit", help=audit.HELP)(audit.command)
 app.command("retarget", help=retarget.HELP)(retarget.command)
+app.command("adapt", help=adapt.HELP)(adapt.command)
+app.command("specialize", help=specialize.HELP)(specialize.command)
 app.command("compose", help=compose.HELP)(compose.command)
 app.command("search", help=search.HELP)(search.command)
 app.add_typer(sources.app, name="sources")

@@ -16,7 +16,9 @@ Example: apportion verify runs/minilm
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="Folder that fit or search wrote.", metavar="RUN", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a finished run.", metavar="RUN", show_default=False)
+    ],
     model: Annotated[str | None, typer.Option(help="The original, where it came from a factory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
@@ -28,6 +30,12 @@ def command(
         from apportion.methods.search.verify import verify as verify_search
 
         result = verify_search(run, bars)
+        print_verified(result, as_json=as_json)
+    elif (run / "specialise.json").is_file():
+        from apportion.cli.search import print_verified
+        from apportion.methods.adapt.specialise import verify_specialised
+
+        result = verify_specialised(run, bars)
         print_verified(result, as_json=as_json)
     else:
         from apportion.methods.compress.verify import verify

@@ -131,18 +131,23 @@ class Clock:
         return self.upper_ms({module.name: module.sizes()[0] for module in self.parts.partition})
 
 
-def uniform_start(clocks: Sequence[Clock], knots: Sequence[float]) -> Tensor:
-    """Fractions at every knot that cost it on average, the same for all modules; blocks give half as fast."""
+def spread_start(clocks: Sequence[Clock], knots: Sequence[float], depth: float = 1 / 3) -> Tensor:
+    r"""Fractions at every knot that cost it on average over the devices, spread evenly over the modules (eq. A13).
+
+    .. math:: b_\ell = \gamma^{1 - d} \text{ for widths}, \qquad b_\ell = \gamma^{d} \text{ for blocks}
+
+    ``depth`` is :math:`d`: with 0 widths alone give, with 1 blocks alone.
+    """
     blocks_L = torch.tensor([bool(module.blocks) for module in clocks[0].parts.partition])
+    power_L = torch.where(blocks_L, depth, 1 - depth)
     rows = []
     for rho in knots:
-        low, high = 0.0, 1.0
-        for _ in range(30):
+        low, high = 1e-6, 1.0
+        for _ in range(40):
             gamma = 0.5 * (low + high)
-            fraction_L = torch.where(blocks_L, 0.5 * (1 + gamma), gamma)
-            cost = sum(float(clock.ratio(fraction_L)) for clock in clocks) / len(clocks)
+            cost = sum(float(clock.ratio(gamma**power_L)) for clock in clocks) / len(clocks)
             low, high = (gamma, high) if cost < rho else (low, gamma)
-        rows.append(torch.where(blocks_L, 0.5 * (1 + low), low) if rho < 1 else torch.ones(len(blocks_L)))
+        rows.append(low**power_L if rho < 1 else torch.ones(len(blocks_L)))
     return torch.stack(rows)
 
 

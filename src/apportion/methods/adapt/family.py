@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from apportion.errors import ModelError
-from apportion.methods.adapt.clock import Clock, Sizes, uniform_start
+from apportion.methods.adapt.clock import Clock, Sizes, spread_start
 from apportion.methods.adapt.groups import Groups, bundles, keep_of, merge_all
 from apportion.methods.adapt.masked import masked_features
 from apportion.methods.adapt.policy import ALLOCATIONS, BudgetPolicy, squash
@@ -84,10 +84,12 @@ class Family(nn.Module):
         self._prices = {clock.name: clock.prices() for clock in clocks}
         self._features = {clock.name: clock.features() for clock in clocks}
         floor = max(config.tightest, *(clock.floor_ms() / clock.whole_ms for clock in clocks))
-        knots = [floor + (1 - floor) * place / (KNOTS - 1) for place in range(KNOTS)]
+        self.knots = tuple(floor + (1 - floor) * place / (KNOTS - 1) for place in range(KNOTS))
         least_L = torch.tensor([module.sizes()[0] / module.num_units for module in partition])
-        start_KL = uniform_start(clocks, knots) if start_KL is None else start_KL
-        self.policy = BudgetPolicy(start_KL, knots, least_L, torch.stack([*self._prices.values()]), config.allocation)
+        start_KL = spread_start(clocks, self.knots) if start_KL is None else start_KL
+        self.policy = BudgetPolicy(
+            start_KL, self.knots, least_L, torch.stack([*self._prices.values()]), config.allocation
+        )
         self.router = Router(num_features, config.num_experts)
         self.stacks, self._blocks = bundles(network, self.groups), self.groups.blocks()
         generator = torch.Generator().manual_seed(0)
@@ -105,7 +107,7 @@ class Family(nn.Module):
     @property
     def floor(self) -> float:
         """The least budget that is trained for, as a share."""
-        return float(self.policy.knot_K[0])
+        return self.knots[0]
 
     def plan(self, mean_WF: Tensor, rho: float, device: str) -> Plan:
         """Routing and sizes for a task's class means (of the frozen network's features) and a budget."""

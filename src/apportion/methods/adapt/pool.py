@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ class Pool:
     name: str
     inputs: dict[str, Tensor]
     length_N: Tensor | None
-    feature_NF: Tensor
+    feature_NF: Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
     def at(self, rows: NDArray[np.int64]) -> dict[str, Tensor]:
         """Inputs of some rows; texts are cut to the longest of them."""
@@ -36,12 +36,24 @@ class Pool:
         longest = int(self.length_N[place].max())
         return {name: tensor[place.to(device), :longest] for name, tensor in self.inputs.items()}
 
+    def on(self, network: Network, device: str, batch: int = 256) -> Pool:
+        """The same pool on a device, with the features of the network, which is there, too."""
+        moved = Pool(self.name, {name: tensor.to(device) for name, tensor in self.inputs.items()}, self.length_N)
+        count = len(next(iter(self.inputs.values())))
+        order = np.arange(count) if self.length_N is None else np.argsort(self.length_N.numpy(), kind="stable")
+        parts = []
+        with torch.no_grad():
+            for start in range(0, count, batch):
+                parts.append(read_out(network, moved.at(order[start : start + batch])).float().cpu())
+        feature_NF = torch.empty(count, parts[0].shape[1])
+        feature_NF[torch.from_numpy(order)] = torch.cat(parts)
+        return Pool(self.name, moved.inputs, self.length_N, feature_NF)
 
-def make_pool(network: Network, domain: Domain, device: str, batch: int = 128) -> Pool:
-    """Encodes a whole domain and runs the frozen network over it once."""
+
+def read_pool(network: Network, domain: Domain) -> Pool:
+    """Encodes a whole domain as the network takes it, on the CPU, without features."""
     if network.takes_text != (domain.kind == "text"):
         raise DataError(f"{domain.name} holds {domain.kind}s, which {network.origin.ref} does not take; choose others")
-    length_N = None
     if network.takes_text:
         tokens = tokenise(network, domain)
         texts = [tokens[row][:MAX_TOKENS] for row in range(len(tokens))]
@@ -50,34 +62,21 @@ def make_pool(network: Network, domain: Domain, device: str, batch: int = 128) -
         for row, ids in enumerate(texts):
             ids_NT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
         mask_NT = (torch.arange(ids_NT.shape[1]) < length_N[:, None]).long()
-        inputs = {"input_ids": ids_NT.to(device), "attention_mask": mask_NT.to(device)}
-    else:
-        some = [
-            image_inputs(network, [domain.content[row] for row in range(start, min(start + 256, len(domain)))])
-            for start in range(0, len(domain), 256)
-        ]
-        inputs = {name: torch.cat([part[name] for part in some]).to(device) for name in some[0]}
-    pool = Pool(domain.name, inputs, length_N, torch.empty(0))
-    order = np.arange(len(domain)) if length_N is None else np.argsort(length_N.numpy(), kind="stable")
-    feature_NF: Tensor | None = None
-    with torch.inference_mode():
-        for start in range(0, len(domain), batch):
-            rows = order[start : start + batch]
-            some_NF = read_out(network, pool.at(rows)).float().cpu()
-            if feature_NF is None:
-                feature_NF = torch.empty(len(domain), some_NF.shape[1])
-            feature_NF[torch.from_numpy(rows)] = some_NF
-    assert feature_NF is not None
-    return Pool(domain.name, inputs, length_N, feature_NF.clone())
+        return Pool(domain.name, {"input_ids": ids_NT, "attention_mask": mask_NT}, length_N)
+    some = [
+        image_inputs(network, [domain.content[row] for row in range(start, min(start + 256, len(domain)))])
+        for start in range(0, len(domain), 256)
+    ]
+    return Pool(domain.name, {name: torch.cat([part[name] for part in some]) for name in some[0]}, None)
 
 
 def make_pools(
     network: Network, domains: tuple[Domain, ...], device: str, progress: Progress | None = None
 ) -> dict[str, Pool]:
-    """Pools by the names of their domains."""
+    """Pools with features, by the names of their domains."""
     pools = {}
     with (progress or Silent()).stage("read the tasks") as update:
         for number, domain in enumerate(domains):
-            pools[domain.name] = make_pool(network, domain, device)
+            pools[domain.name] = read_pool(network, domain).on(network, device)
             update((number + 1) / len(domains))
     return pools

@@ -7,6 +7,9 @@ A module's price :math:`\lambda_\ell` rises while tasks want more of it than the
 the price of time :math:`\mu` pulls it down by what the module costs. Where both rest, :math:`\lambda_\ell = \mu\,
 \partial_\ell \widehat{\mathrm{Lat}}`. Prices are kept for every device and range of budgets. Each step runs every
 episode twice: whole, and at a budget drawn for it, which learns from the labels and from the whole network's answers.
+
+A policy that is learned starts by looking: the first share of the steps runs sizes that give width or depth in
+different proportions, and the policy begins with what was best at every budget.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from apportion.errors import DataError
+from apportion.methods.adapt.clock import spread_start
 from apportion.methods.adapt.episodes import episode_logits, frozen_means
 from apportion.methods.adapt.family import Family, Plan
 from apportion.methods.adapt.pool import Pool
@@ -30,6 +34,7 @@ from apportion.numerics.robust import GroupWeights, cvar_weights, kl_weights
 from apportion.tasks.episode import Episode, Sampler
 
 NUM_BINS = 8
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 Objective = Literal["mean", "cvar", "group", "kl"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
@@ -38,7 +43,8 @@ OBJECTIVES: tuple[str, ...] = get_args(Objective)
 class TrainConfig:
     """How a family is trained; rates are of Adam, for the delta and for the small parts (policy, router, gates).
 
-    Without ``slices`` the whole network alone is trained. ``capacity`` is the most that the open delta gates may be of
+    Without ``slices`` the whole network alone is trained; ``look`` is the share of the steps before a learned policy
+    begins. ``capacity`` is the most that the open delta gates may be of
     the groups kept; ``objective`` with ``beta`` is the mean, the tail mean of the worst ``1 - beta``, the worst domain,
     or the worst case within a divergence of ``beta``.
     """
@@ -51,8 +57,9 @@ class TrainConfig:
     distil: float = 1.0
     whole: float = 0.5
     slices: bool = True
+    look: float = 0.3
     capacity: float = 0.9
-    price_rate: float = 0.05
+    price_rate: float = 1.0
     max_price: float = 20.0
     gains: tuple[float, float] = (0.0, 1.0)
     objective: str = "mean"
@@ -94,10 +101,15 @@ class Trainer:
             betas=(0.9, 0.98),
         )
         self.large, self.small = large, small
+        learned = family.config.allocation == "learned" and config.slices
+        self.num_look = int(config.look * config.steps) if learned else 0
+        self.starts_TKL = torch.stack([spread_start([*family.clocks.values()], family.knots, d) for d in DEPTHS])
 
     def step(self, number: int) -> dict[str, Any]:
         """One step of descent and ascent; returns what is logged."""
         config = self.config
+        if number == self.num_look > 0:
+            self.family.policy.begin(self.best_start())
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + number)
         for group in self.optimiser.param_groups:
             group["lr"] = group["base"] * schedule(number, config)
@@ -115,7 +127,7 @@ class Trainer:
         total.backward()
         slope = float(torch.nn.utils.clip_grad_norm_(self.large, 1.0))
         small_slope = float(torch.nn.utils.clip_grad_norm_(self.small, 5.0))
-        self._ascend(runs, weight_E, float(open_share.detach()))
+        self._ascend(number, runs, weight_E, float(open_share.detach()))
         if math.isfinite(slope + small_slope):
             self.optimiser.step()
         return self._row(number, runs, slope, small_slope, float(open_share.detach()))
@@ -134,9 +146,10 @@ class Trainer:
         ones_G = torch.ones(family.groups.count)
         whole_QW = episode_logits(family, pool, episode, family.gates(whole.alpha_M, generator), ones_G)
         plan = family.plan(mean_WF, rho, name)
-        wanted_L = plan.fraction_L.clone()
-        if wanted_L.requires_grad:
-            wanted_L.retain_grad()
+        wanted_L = self._tried(rho, generator) if number < self.num_look else plan.fraction_L.clone()
+        if not wanted_L.requires_grad:
+            wanted_L.requires_grad_(True)
+        wanted_L.retain_grad()
         keep_G = family.keep(wanted_L, generator) if config.slices else ones_G
         slice_QW = episode_logits(family, pool, episode, family.gates(plan.alpha_M, generator), keep_G)
         loss = functional.cross_entropy(slice_QW, label_Q)
@@ -156,6 +169,39 @@ class Trainer:
             open_share=family.open_share(plan.alpha_M, keep_G.detach()),
         )
 
+    def _tried(self, rho: float, generator: torch.Generator) -> Tensor:
+        """Fractions somewhere between two neighbouring proportions of width and depth, at a budget."""
+        place = float(torch.rand((), generator=generator)) * (len(DEPTHS) - 1)
+        low, share = int(place), place - int(place)
+        fraction_TL = self._at(rho)
+        return (1 - share) * fraction_TL[low] + share * fraction_TL[min(low + 1, len(DEPTHS) - 1)]
+
+    def _at(self, rho: float) -> Tensor:
+        """The fractions of every start at a budget, shape (T, L)."""
+        place = (rho - self.family.floor) / (1 - self.family.floor) * (len(self.family.knots) - 1)
+        low = min(int(place), len(self.family.knots) - 2)
+        return torch.lerp(self.starts_TKL[:, low], self.starts_TKL[:, low + 1], place - low)
+
+    @torch.no_grad()
+    def best_start(self, num_episodes: int = 16) -> Tensor:
+        """At every knot the start with the least loss on training episodes that come after the last step."""
+        family, first = self.family, self.config.steps * self.config.episodes
+        episodes = [self.sampler.episode(first + number) for number in range(num_episodes)]
+        name, rows = self.names[0], []
+        for place, rho in enumerate(family.knots):
+            losses = []
+            for start_L in self.starts_TKL[:, place]:
+                keep_G, total = family.keep(start_L).round(), 0.0
+                for episode in episodes:
+                    pool = self.pools[episode.domain]
+                    gate_G = family.gates(family.plan(frozen_means(pool, episode), rho, name).alpha_M)
+                    label_Q = torch.from_numpy(episode.query.label_N).to(pool_device(pool))
+                    logit_QW = episode_logits(family, pool, episode, gate_G, keep_G)
+                    total += float(functional.cross_entropy(logit_QW, label_Q))
+                losses.append(total)
+            rows.append(self.starts_TKL[losses.index(min(losses)), place])
+        return torch.stack(rows)
+
     def _weights(self, runs: list[_Run]) -> np.ndarray:
         loss_E = np.array([run.slice_loss for run in runs])
         if self.config.objective == "cvar":
@@ -166,7 +212,7 @@ class Trainer:
             return self.group.update(loss_E, np.array([self.group_of[run.episode.domain] for run in runs]))
         return np.full(len(runs), 1 / len(runs))
 
-    def _ascend(self, runs: list[_Run], weight_E: Tensor, open_share: float) -> None:
+    def _ascend(self, number: int, runs: list[_Run], weight_E: Tensor, open_share: float) -> None:
         seen: dict[tuple[int, int], list[_Run]] = {}
         for run, weight in zip(runs, weight_E.tolist(), strict=True):
             seen.setdefault(run.index, []).append(run)
@@ -174,7 +220,7 @@ class Trainer:
                 worth_L = (-run.wanted_L.grad / weight).clamp_min(0)
                 bin_L = self.value_BL[run.index[1]]
                 bin_L += 0.02 * (worth_L - bin_L)
-        for index, some in seen.items():
+        for index, some in seen.items() if number >= self.num_look else ():
             where = np.zeros(self.mu.values.shape, dtype=bool)
             where[index] = True
             u = float(np.mean([float(run.u.detach()) for run in some]))

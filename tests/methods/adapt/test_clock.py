@@ -1,0 +1,62 @@
+"""The relaxed clock agrees with the real one wherever sizes are real."""
+
+import random
+
+import pytest
+import torch
+from tests.methods.adapt.conftest import profile_of
+
+from apportion.cost.sample import CostError
+from apportion.methods.adapt.clock import Clock, spread_start
+
+
+def some_sizes(tiny, seed):
+    rng = random.Random(seed)
+    return {module.name: rng.choice(module.sizes()) for module in tiny.partition}
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("grid", [1, 16])
+def test_shares_of_real_sizes_are_those_of_the_parts(tiny, seed, grid):
+    from dataclasses import replace
+
+    profile = replace(profile_of(tiny.parts, "ort-cpu-1t"), grid=grid)
+    clock = Clock.of(profile, tiny.parts)
+    sizes = some_sizes(tiny, seed)
+    expected = tiny.parts.seen(grid=grid).shares(tiny.partition.keep(sizes))
+    found = profile.cost.predict(expected)
+    assert clock.predict_ms(sizes) == pytest.approx(found, rel=1e-6)
+    if grid == 1:
+        fraction_L = torch.tensor([sizes[m.name] / m.num_units for m in tiny.partition])
+        relaxed = dict(zip((p.name for p in tiny.parts.parts), clock.shares(fraction_L).tolist(), strict=True))
+        assert relaxed == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_bound_is_above_the_prediction_by_its_margin(tiny):
+    sizes = some_sizes(tiny, 3)
+    clock = tiny.clocks[0]
+    assert clock.upper_ms(sizes) == pytest.approx(1.05 * clock.predict_ms(sizes))
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.5])
+def test_a_spread_start_costs_what_it_should(tiny, depth):
+    knots = (0.3, 0.6, 1.0)
+    start_KL = spread_start(tiny.clocks[:1], knots, depth)
+    for rho, fraction_L in zip(knots, start_KL, strict=True):
+        assert float(tiny.clocks[0].ratio(fraction_L)) == pytest.approx(rho, abs=0.01)
+    assert (start_KL.diff(dim=0) >= -1e-6).all()
+
+
+def test_prices_follow_the_device(tiny):
+    plain, heavy = (clock.features() for clock in tiny.clocks)
+    assert heavy[0] > plain[0]  # attention costs four times as much on the second
+
+
+def test_a_profile_of_another_network_is_refused(tiny):
+    from dataclasses import replace
+
+    law = tiny.clocks[0].profile.cost.law
+    other = replace(law, signature_of={**law.signature_of, "more": next(iter(law.curves))})
+    profile = tiny.clocks[0].profile
+    with pytest.raises(CostError, match="other parts"):
+        Clock.of(replace(profile, cost=replace(profile.cost, law=other)), tiny.parts)

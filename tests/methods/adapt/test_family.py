@@ -1,0 +1,122 @@
+"""A masked task network computes what the sliced one does; smaller budgets are nested in larger ones."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apportion.errors import ModelError
+from apportion.methods.adapt.family import FamilyConfig
+from apportion.methods.adapt.groups import places
+from apportion.methods.adapt.router import Router
+from apportion.models.network import read_out
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_masked_and_sliced_task_networks_agree(tiny, seed):
+    generator = torch.Generator().manual_seed(seed)
+    family = tiny.family()
+    with torch.no_grad():
+        for bundle in family.stacks:
+            bundle.delta.normal_(0, 0.05, generator=generator)
+        alpha_M = torch.rand(4, generator=generator).softmax(-1)
+        sizes = {m.name: m.sizes()[int(torch.randint(len(m.sizes()), (), generator=generator))] for m in tiny.partition}
+        masked = family.embed(tiny.network.inputs, family.gates(alpha_M), family.keep_of(sizes))
+        sliced = read_out(family.sliced(alpha_M, sizes), tiny.network.inputs)
+    torch.testing.assert_close(masked, sliced, atol=2e-6, rtol=1e-5)
+
+
+def test_without_a_delta_the_whole_network_is_the_frozen_one(tiny):
+    family = tiny.family()
+    ones_G = torch.ones(family.groups.count)
+    with torch.no_grad():
+        made = family.embed(tiny.network.inputs, ones_G, ones_G)
+        torch.testing.assert_close(made, read_out(tiny.network, tiny.network.inputs), atol=1e-6, rtol=1e-5)
+
+
+def test_every_parameter_of_a_block_has_a_place_and_embeddings_have_none(tiny):
+    family = tiny.family()
+    found = places(tiny.network, family.groups)
+    inside = {name for name, _ in tiny.network.module.named_parameters() if name.startswith("encoder.layer.")}
+    assert set(found) == inside
+    assert all(0 <= group < family.groups.count for place in found.values() for group in place.group)
+
+
+def test_a_delta_gate_switches_its_own_units_alone(tiny):
+    family = tiny.family()
+    name = tiny.partition.modules[0].name  # heads of the first layer
+    module = tiny.partition[name]
+    first = family.groups.offsets()[name]
+    gate_G = torch.zeros(family.groups.count)
+    gate_G[first] = 1.0
+    with torch.no_grad():
+        for bundle in family.stacks:
+            bundle.delta.fill_(1.0)
+        from apportion.methods.adapt.groups import merge_all
+
+        merged = merge_all(family.stacks, gate_G, torch.ones(family.groups.count))
+    base = dict(tiny.network.module.named_parameters())
+    query = next(member for member in module.members if member.layer.endswith("query"))
+    moved = (merged[f"{query.layer}.weight"] - base[f"{query.layer}.weight"]).abs().sum(1) > 0.5
+    assert moved.tolist() == [unit == module.order[0] for unit in query.units]
+
+
+@settings(max_examples=30, deadline=None)
+@given(low=st.floats(0, 1), high=st.floats(0, 1))
+def test_keep_gates_are_nested(tiny, low, high):
+    family = tiny.family()
+    low, high = min(low, high), max(low, high)
+    small_G, large_G = (family.keep(torch.full((len(tiny.partition),), f)) for f in (low, high))
+    assert (small_G <= large_G).all()
+
+
+def test_drawn_keep_gates_are_on_or_off_and_right_on_average(tiny):
+    family = tiny.family()
+    fraction_L = torch.full((len(tiny.partition),), 0.6)
+    soft_G = family.keep(fraction_L)
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.stack([family.keep(fraction_L, generator) for _ in range(2000)])
+    assert set(draws.unique().tolist()) <= {0.0, 1.0}
+    # five standard errors of a mean of 2000 coin tosses
+    torch.testing.assert_close(draws.mean(0), soft_G, atol=5 * 0.5 / 2000**0.5, rtol=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(low=st.floats(0.1, 1), high=st.floats(0.1, 1), seed=st.integers(0, 100))
+def test_larger_budgets_allow_no_less_of_any_module(tiny, low, high, seed):
+    family = tiny.family()
+    with torch.no_grad():
+        for parameter in family.policy.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+        price_L = tiny.clocks[0].prices()
+        small_L, large_L = (family.policy(rho, price_L) for rho in (min(low, high), max(low, high)))
+    assert (small_L <= large_L + 1e-6).all()
+    assert (small_L >= family.policy.least_L).all()
+    assert (large_L <= 1).all()
+
+
+@pytest.mark.parametrize("allocation", ["learned", "uniform", "template", "unconditional", "fixed"])
+def test_a_policy_starts_on_budget(tiny, allocation):
+    family = tiny.family(allocation=allocation)
+    with torch.no_grad():
+        cost = tiny.clocks[0].ratio(family.policy(0.6, tiny.clocks[0].prices()))
+    if allocation in ("learned", "fixed"):
+        assert abs(float(cost) - 0.6) < 0.1  # the start costs 0.6 on average over both clocks, between knots
+    if allocation == "fixed":
+        assert not any(parameter.requires_grad for parameter in family.policy.parameters())
+
+
+def test_routing_does_not_depend_on_the_order_of_classes():
+    torch.manual_seed(0)
+    router, mean_WF, device_F = Router(8, 4), torch.randn(5, 8), torch.rand(4)
+    there, back = router(mean_WF, 0.5, device_F), router(mean_WF.flip(0), 0.5, device_F)
+    torch.testing.assert_close(there, back)
+    assert router(mean_WF[:2], 0.5, device_F).shape == (4,)
+    assert not torch.equal(there, router(mean_WF, 0.2, device_F))  # the budget is seen
+
+
+@pytest.mark.parametrize("wrong", [{"num_experts": 0}, {"allocation": "best"}, {"tightest": 1.5}])
+def test_impossible_families_are_refused(wrong):
+    with pytest.raises(ModelError):
+        FamilyConfig(**wrong)

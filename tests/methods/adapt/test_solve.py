@@ -1,0 +1,74 @@
+"""The solver keeps the budget, uses it up, leans to what is cheap, and refuses what can't be."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apportion.errors import InfeasibleError
+from apportion.methods.adapt.solve import refine_mixture, reprice, round_to_budget, solve
+
+ALPHA = torch.full((4,), 0.25)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rho=st.floats(0.2, 1.2), seed=st.integers(0, 1000))
+def test_the_bound_keeps_the_budget_and_no_step_more_would(tiny, rho, seed):
+    clock = tiny.clocks[0]
+    value_L = torch.rand(len(tiny.partition), generator=torch.Generator().manual_seed(seed)) + 0.01
+    budget_ms = max(rho * clock.whole_ms, clock.floor_ms())
+    solved = solve(tiny.family(), ALPHA, budget_ms, clock, value_L)
+    assert solved.upper_ms <= budget_ms
+    assert solved.upper_ms == clock.upper_ms(solved.sizes)
+    for module in tiny.partition:
+        larger = [size for size in module.sizes() if size > solved.sizes[module.name]]
+        if larger:
+            then = clock.upper_ms({**solved.sizes, module.name: larger[0]})
+            assert then > budget_ms or then == solved.upper_ms  # equal: of a block that is left out
+
+
+def test_a_budget_under_the_floor_is_refused_with_the_floor(tiny):
+    clock = tiny.clocks[0]
+    with pytest.raises(InfeasibleError, match=f"{clock.floor_ms():.3g} ms"):
+        solve(tiny.family(), ALPHA, 0.9 * clock.floor_ms(), clock)
+
+
+def test_where_the_policy_is_optimal_repricing_leaves_it(tiny):
+    clock = tiny.clocks[0]
+    fraction_L = torch.full((len(tiny.partition),), 0.7, requires_grad=True)
+    cost = clock.ratio(fraction_L)
+    (slope_L,) = torch.autograd.grad(cost, fraction_L)
+    again_L = reprice(clock, fraction_L.detach(), 2.0 * slope_L, float(cost.detach()), 20)
+    torch.testing.assert_close(again_L, fraction_L.detach(), atol=5e-3, rtol=0)
+
+
+def test_on_another_device_it_leans_to_what_is_cheap_there(tiny):
+    plain, heavy = tiny.clocks
+    fraction_L = torch.full((len(tiny.partition),), 0.7, requires_grad=True)
+    cost = plain.ratio(fraction_L)
+    (slope_L,) = torch.autograd.grad(cost, fraction_L)
+    there_L = reprice(heavy, fraction_L.detach(), slope_L, float(cost.detach()), 20)
+    heads = [place for place, module in enumerate(tiny.partition) if module.kind == "heads"]
+    neurons = [place for place, module in enumerate(tiny.partition) if module.kind == "neurons"]
+    assert there_L[heads].mean() < there_L[neurons].mean() - 0.05
+    assert float(heavy.ratio(there_L)) == pytest.approx(float(cost.detach()), abs=0.05)
+
+
+def test_rounding_prefers_worth(tiny):
+    clock = tiny.clocks[0]
+    modules = list(tiny.partition)
+    worth_L = torch.tensor([0.1 if module.kind == "neurons" else 10.0 for module in modules])
+    sizes = round_to_budget(clock, torch.ones(len(modules)), worth_L, 0.7 * clock.whole_ms)
+    kept = {kind: sum(sizes[m.name] for m in modules if m.kind == kind) for kind in ("heads", "neurons")}
+    assert kept["heads"] == 12
+    assert kept["neurons"] < 192
+
+
+def test_a_mixture_moves_to_the_expert_that_lowers_the_loss():
+    wanted_M = torch.tensor([0.0, 0.0, 1.0, 0.0])
+    moved_M, asked = refine_mixture(lambda alpha_M: float((alpha_M - wanted_M).square().sum()), ALPHA)
+    assert moved_M.argmax() == 2
+    assert asked == 6
+    torch.testing.assert_close(moved_M.sum(), torch.tensor(1.0))
+    stayed_M, _ = refine_mixture(lambda alpha_M: float((alpha_M - ALPHA).square().sum()), ALPHA)
+    torch.testing.assert_close(stayed_M, ALPHA)

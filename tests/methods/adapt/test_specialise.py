@@ -1,0 +1,28 @@
+"""The support loss leaves every example out of its own class mean."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from apportion.methods.adapt.specialise import left_out_loss
+
+
+@pytest.mark.parametrize("risk", [0.0, 0.5])
+def test_left_out_loss_agrees_with_leaving_out(risk, generator):
+    feature_SF = functional.normalize(torch.randn(7, 5, generator=generator, dtype=torch.float64), dim=-1)
+    label_S = torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    losses = []
+    for row in range(7):
+        rest = [other for other in range(7) if other != row]
+        means = torch.stack([feature_SF[[o for o in rest if label_S[o] == w]].mean(0) for w in range(3)])
+        score_W = 4.0 * functional.normalize(means, dim=-1) @ feature_SF[row]
+        losses.append(functional.cross_entropy(score_W, label_S[row]))
+    expected = torch.stack(losses)
+    found = left_out_loss(feature_SF, label_S, 3, 4.0, risk)
+    assert found == pytest.approx(float(expected.mean() + risk * expected.var(correction=0)), rel=1e-6)
+
+
+def test_a_single_example_of_a_class_counts_itself():
+    feature_SF = functional.normalize(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), dim=-1)
+    expected = functional.cross_entropy(torch.tensor([[10.0, 0.0]]), torch.tensor([0]))
+    assert left_out_loss(feature_SF, torch.tensor([0, 1]), 2, 10.0) == pytest.approx(float(expected))

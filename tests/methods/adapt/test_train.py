@@ -1,0 +1,99 @@
+"""Training is deterministic, resumes exactly, learns, and prices what is scarce."""
+
+import numpy as np
+import pytest
+import torch
+
+from apportion.errors import DataError
+from apportion.methods.adapt.episodes import order_units, unit_scores
+from apportion.methods.adapt.train import TrainConfig, Trainer, budget_bin
+
+
+def trainer_of(tiny, steps=6, **settings):
+    family = tiny.family(**{k: settings.pop(k) for k in ("allocation", "num_experts") if k in settings})
+    return Trainer(family, tiny.pools, tiny.sampler, TrainConfig(steps=steps, episodes=3, warmup=2, **settings))
+
+
+def test_the_same_seed_gives_the_same_tensors(tiny):
+    rows, tensors = [], []
+    for _ in range(2):
+        trainer = trainer_of(tiny)
+        rows.append([trainer.step(number) for number in range(6)])
+        tensors.append(trainer.tensors())
+    assert rows[0] == rows[1]
+    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+
+
+def test_a_resumed_run_ends_where_an_unbroken_one_does(tiny):
+    whole = trainer_of(tiny)
+    for number in range(6):
+        whole.step(number)
+    first = trainer_of(tiny)
+    for number in range(3):
+        first.step(number)
+    second = trainer_of(tiny)
+    second.load_tensors(first.tensors())
+    second.load_state(first.state())
+    for number in range(3, 6):
+        second.step(number)
+    for name, tensor in whole.tensors().items():
+        torch.testing.assert_close(second.tensors()[name], tensor, msg=name)
+    assert second.state() == whole.state()
+
+
+@pytest.mark.parametrize("objective", ["mean", "cvar", "group", "kl"])
+@pytest.mark.parametrize("allocation", ["learned", "template"])
+def test_every_objective_trains(tiny, objective, allocation):
+    trainer = trainer_of(tiny, steps=4, objective=objective, beta=0.5, allocation=allocation)
+    before = {name: tensor.clone() for name, tensor in trainer.tensors().items()}
+    rows = [trainer.step(number) for number in range(4)]
+    assert all(np.isfinite(row["loss"]) and np.isfinite(row["kkt"]["stationarity"]) for row in rows)
+    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.tensors().items() if name in before)
+
+
+def test_losses_fall(tiny):
+    trainer = trainer_of(tiny, steps=60, rate=2e-3, look=0.2)
+    losses = [trainer.step(number)["loss"] for number in range(60)]
+    assert np.mean(losses[-15:]) < 0.8 * np.mean(losses[:15])
+
+
+def test_time_gets_a_price_while_the_policy_is_over_budget(tiny):
+    trainer = trainer_of(tiny, steps=4, look=0.0)
+    with torch.no_grad():
+        trainer.family.policy.start_L.fill_(5.0)  # everything, at every budget
+    row = trainer.step(0)
+    assert row["u"] > 0.1
+    assert trainer.mu.values.max() > 0
+    assert row["kkt"]["feasibility"] > 0.1
+
+
+def test_a_fixed_policy_stays(tiny):
+    trainer = trainer_of(tiny, steps=3, allocation="fixed")
+    before = trainer.family.policy(0.5, tiny.clocks[0].prices())
+    for number in range(3):
+        trainer.step(number)
+    assert torch.equal(before, trainer.family.policy(0.5, tiny.clocks[0].prices()))
+
+
+def test_units_are_ordered_by_what_the_loss_says(tiny):
+    episodes = [tiny.sampler.episode(number) for number in range(3)]
+    scores = unit_scores(tiny.network, tiny.partition, tiny.pools, episodes)
+    ordered = order_units(tiny.partition, scores)
+    for module in ordered:
+        values = scores[module.name][list(module.order)]
+        assert (values.diff() <= 0).all()
+    assert {module.name: sorted(module.order) for module in ordered} == {
+        module.name: list(range(module.num_units)) for module in tiny.partition
+    }
+
+
+def test_budgets_fall_into_bins_that_cover_all():
+    assert budget_bin(0.15, 0.15) == 0
+    assert budget_bin(1.0, 0.15) == 7
+    assert budget_bin(0.05, 0.15) == 0
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"objective": "best"}, {"capacity": 0.0}, {"rate": -1.0}])
+def test_impossible_settings_are_refused(wrong):
+    with pytest.raises(DataError):
+        TrainConfig(**wrong)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 from library import Library, Task
-from safetensors.torch import load_file
 from torch import Tensor
 
 from apportion.methods.compose.blend import layer_groups
@@ -28,12 +27,16 @@ from apportion.numerics.simplex import entropy
 
 @dataclass(frozen=True)
 class Outcome:
-    """Accuracy on the queries, active sources, entropy of the weights, and seconds to make the model."""
+    """Accuracy on the queries, active sources, entropy of the weights, and seconds to make the model.
+
+    ``weight`` is that of the source that a study is about.
+    """
 
     accuracy: float
     active: float
     entropy: float
     seconds: float
+    weight: float | None = None
 
 
 def accuracy(library: Library, task: Task, mean_CP: Tensor | None = None) -> float:
@@ -74,24 +77,19 @@ def judged(library: Library, blend: Resident, task: Task, choose: Callable[[], C
     return result
 
 
-def fixed_merges(folder: Path, names: Sequence[str], settings: Mapping[str, Mapping[str, float]]) -> dict[str, dict]:
-    """States of the merges that look at no data, made by the tool itself."""
-    states = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        for label, options in settings.items():
-            options = dict(options)
-            method = str(options.pop("method"))
-            config = ComposeConfig(
-                sources=tuple(str(folder / name) for name in names),
-                method=method,
-                base=None if method == "soup" else str(find_packaged("minilm")),
-                skip=("embeddings.position_ids",) if method != "soup" else (),
-                threads=1,
-                **options,
-            )
-            compose(config, Path(scratch) / label)
-            states[label] = load_file(Path(scratch) / label / "model.safetensors")
-    return states
+def fixed_merge(folder: Path, names: Sequence[str], settings: Mapping[str, str | float], out: Path) -> None:
+    """Writes a merge that looks at no data, made by the tool itself."""
+    options = dict(settings)
+    method = str(options.pop("method"))
+    config = ComposeConfig(
+        sources=tuple(str(folder / name) for name in names),
+        method=method,
+        base=None if method == "soup" else str(find_packaged("minilm")),
+        skip=("embeddings.position_ids",) if method != "soup" else (),
+        threads=1,
+        **options,
+    )
+    compose(config, out)
 
 
 def lorahub(blend: Resident, base: dict[str, Tensor], task: Task, seed: int, trials: int = 40) -> dict[str, Tensor]:
@@ -133,6 +131,10 @@ def _shifted(blend: Resident, base: dict[str, Tensor], coefficient: np.ndarray) 
     return state
 
 
+def uniform(blend: Resident) -> Tensor:
+    return torch.full((1, len(blend.sources)), 1 / len(blend.sources), dtype=torch.float64)
+
+
 class Arms:
     """All methods over one library; ``run`` judges them on a task."""
 
@@ -141,7 +143,10 @@ class Arms:
     ) -> None:
         self.library, self.fixed, self.router, self.source_SP = library, fixed, router, source_SP
         self.blend = library.blend()
-        self.by_layer = library.blend(groups=layer_groups(list(library.base)))
+
+    @cached_property
+    def by_layer(self) -> Resident:
+        return self.library.blend(groups=layer_groups(list(self.library.base)))
 
     def run(self, task: Task, names: Sequence[str], seed: int) -> dict[str, Outcome]:
         return {name: self._one(name, task, seed) for name in names}
@@ -157,6 +162,7 @@ class Arms:
             library.set_state(lorahub(blend, library.base, task, seed))
             return Outcome(accuracy(library, task), float(len(blend.sources)), 0.0, time.perf_counter() - began)
         choices: dict[str, Callable[[], Choice]] = {
+            "uniform": lambda: Choice(uniform(blend), 0.0),
             "best single": lambda: best_single(blend, task.support),
             "greedy soup": lambda: greedy_soup(blend, task.support),
             "oracle": lambda: oracle(blend, task.support),
@@ -164,6 +170,9 @@ class Arms:
             "hindsight": lambda: oracle(blend, task.query),
             "single + residual": lambda: with_residual(blend, task.support, best_single(blend, task.support), 8),
             "oracle + residual": lambda: with_residual(blend, task.support, oracle(blend, task.support), 8),
+            "oracle + scattered": lambda: with_residual(
+                blend, task.support, oracle(blend, task.support), 8, scattered=True
+            ),
             "no-adapt": lambda: self._routed(task, "no-adapt"),
             "gradient-free": lambda: self._routed(task, "gradient-free"),
             "gradient": lambda: self._routed(task, "gradient"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -30,6 +31,8 @@ CLINC = {
     "work": ("work", "credit_cards", "banking"),
 }
 SOURCES = ("banking77", "trec", "snips", *CLINC)
+TWINS = tuple(f"banking77-{seed}" for seed in (1, 2, 3))
+"""The same domain trained again with other seeds: near-duplicates."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ def judged(side: str) -> list[Pool]:
     """Pools of ``id`` tasks (a source knows the domain, not these classes or rows) and ``ood`` tasks (none does)."""
     if side == "ood":
         return [Pool(part, load_domain(f"clinc150/{part}")) for part in ("small_talk", "meta")]
+    if side == "many":  # classes that none has seen, with all their rows
+        return [Pool("banking77", load_domain("banking77").select(classes=banking_classes(seen=False))), *judged("ood")]
     rows = "valid" if side == "valid" else "test"
     pools = [Pool("banking77", load_domain("banking77").select(classes=banking_classes(seen=False), splits=[rows]))]
     if side != "valid":
@@ -104,13 +109,17 @@ def prepared() -> list[Pool]:
     return pools
 
 
-def train(steps: int, seeds: int = 1) -> Path:
-    """Trains the sources that are not there yet, in a process of its own."""
+def train(steps: int, workers: int) -> Path:
+    """Trains the sources that are not there yet, in processes of their own."""
     folder = WORK / f"sources-{steps}"
+    names = [*SOURCES, *TWINS]
     command = [sys.executable, str(HERE / "train_sources.py"), "--model", str(find_packaged("minilm"))]
-    command += ["--texts", str(prepare()), "-o", str(folder), "--steps", str(steps), "--seeds", str(seeds)]
+    command += ["--texts", str(prepare()), "-o", str(folder), "--steps", str(steps), "--names"]
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(command, check=True)
+    shares = [names[first::workers] for first in range(min(workers, len(names)))]
+    processes = [subprocess.Popen([*command, *share]) for share in shares]
+    if sum(process.wait() for process in processes):
+        raise SystemExit("a source could not be trained; see above")
     return folder
 
 
@@ -130,10 +139,17 @@ class Library:
         )
         self.tokenizer = AutoTokenizer.from_pretrained(base)
         self.base = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
-        self.states = {}
-        for name in names:
-            state = load_file(folder / name / "model.safetensors")
-            self.states[name] = {key: state[key].to(device) for key in self.base}
+        self.states = {name: self.read(folder / name / "model.safetensors") for name in names}
+
+    def read(self, path: Path) -> dict[str, torch.Tensor]:
+        state = load_file(path)
+        return {key: state[key].to(self.device) for key in self.base}
+
+    def having(self, states: dict[str, dict[str, torch.Tensor]]) -> Library:
+        """The same network and base with other sources."""
+        other = copy.copy(self)
+        other.states = states
+        return other
 
     def blend(self, names: Sequence[str] | None = None, groups: dict[str, list[str]] | None = None) -> Resident:
         chosen = list(names or self.states)
@@ -182,9 +198,9 @@ def draw(
             learn += [(pool.domain.content[int(row)], number) for row in rows[:shots]]
             judge += [(pool.domain.content[int(row)], number) for row in rows[shots : shots + queries]]
             number += 1
-    labels = np.array([label for _, label in learn])
-    wrong = rng.random(len(labels)) < noise
-    labels[wrong] = (labels[wrong] + rng.integers(1, number, int(wrong.sum()))) % number
+    labels, spoil = np.array([label for _, label in learn]), np.random.default_rng(int(rng.integers(2**32)))
+    wrong = spoil.random(len(labels)) < noise
+    labels[wrong] = (labels[wrong] + spoil.integers(1, number, int(wrong.sum()))) % number
     query_texts = [text if corrupt is None else corrupt(text) for text, _ in judge]
     texts = tuple(text for text, _ in learn)
     return Task(

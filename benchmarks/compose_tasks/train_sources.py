@@ -25,29 +25,29 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--seeds", type=int, default=1, help="fine-tunes of every domain, for near-duplicates")
+    parser.add_argument("--names", nargs="*", help="sources to train; snips-1 is snips with seed 1, default all once")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    for name, texts in json.loads(options.texts.read_text()).items():
-        for seed in range(options.seeds):
-            out = options.out / (name if seed == 0 else f"{name}-{seed}")
-            if (out / "config.json").is_file():
-                continue
-            began = time.perf_counter()
-            model = AutoModel.from_pretrained(options.model).to(device)
-            losses = fine_tune(model, tokenizer, texts, options.steps, seed, device)
-            draft = out.with_name(f".{out.name}.tmp")
-            shutil.rmtree(draft, ignore_errors=True)
-            model.save_pretrained(draft)
-            for path in options.model.glob("*token*"):
-                shutil.copyfile(path, draft / path.name)
-            draft.rename(out)
-            print(
-                f"{out.name}: {len(texts)} classes, loss {losses[0]:.3f} to {losses[1]:.3f}, "
-                f"{time.perf_counter() - began:.0f} s on {device}",
-                flush=True,
-            )
+    domains = json.loads(options.texts.read_text())
+    for name in options.names or domains:
+        out, (domain, _, seed) = options.out / name, name.partition("-")
+        if (out / "config.json").is_file():
+            continue
+        began = time.perf_counter()
+        model = AutoModel.from_pretrained(options.model).to(device)
+        losses = fine_tune(model, tokenizer, domains[domain], options.steps, int(seed or 0), device)
+        draft = out.with_name(f".{out.name}.tmp")
+        shutil.rmtree(draft, ignore_errors=True)
+        model.save_pretrained(draft)
+        for path in options.model.glob("*token*"):
+            shutil.copyfile(path, draft / path.name)
+        draft.rename(out)
+        print(
+            f"{out.name}: {len(domains[domain])} classes, loss {losses[0]:.3f} to {losses[1]:.3f}, "
+            f"{time.perf_counter() - began:.0f} s on {device}",
+            flush=True,
+        )
 
 
 def fine_tune(model, tokenizer, texts, steps: int, seed: int, device: str) -> tuple[float, float]:

@@ -147,6 +147,19 @@ def test_a_residual_that_held_out_examples_reject_is_dropped(blended, monkeypatc
     assert found.loss == pytest.approx(choice.loss, rel=1e-5)
 
 
+def test_a_scattered_residual_edits_as_many_numbers_anywhere(blended, monkeypatch):
+    blend, support = blended()
+    choice = best_single(blend, support)
+    calls = iter(range(10**6))
+    monkeypatch.setattr("apportion.methods.compose.choose.held_out_loss", lambda *_: -float(next(calls)))
+    found = {scattered: with_residual(blend, support, choice, 2, scattered=scattered) for scattered in (False, True)}
+    numbers = {kind: sum(int((edit != 0).sum()) for edit in one.edits.values()) for kind, one in found.items()}
+    allowed = sum(edit.numel() for edit in found[False].edits.values())
+    assert 0 < numbers[True] <= allowed
+    assert len(module_groups(list(found[True].edits))) > 2
+    assert found[True].loss < choice.loss
+
+
 def test_folds_hold_out_every_repeated_class_once(blended):
     _, support = blended()
     held = [len(part) for _, part in support.folds(4, 0)]

@@ -92,13 +92,20 @@ def oracle(
 
 
 def with_residual(
-    blend: Blend, support: Support, choice: Choice, num_blocks: int, *, seed: int = 0, progress: Progress | None = None
+    blend: Blend,
+    support: Support,
+    choice: Choice,
+    num_blocks: int,
+    *,
+    scattered: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> Choice:
     """Adds edits to the few modules where the support asks most for them, as far as examples held out agree (C30).
 
     The modules of largest gradient per number are freed, and gradient steps with backtracking are taken on them. How
     many steps, none included, is what a cross-validation over the support finds best: where held-out examples do not
-    gain, there is no residual.
+    gain, there is no residual. ``scattered`` frees as many single numbers instead, those of largest gradient anywhere.
     """
     folds = support.folds(_FOLDS, seed)
     if not folds or num_blocks < 1:
@@ -108,7 +115,7 @@ def with_residual(
         for place, (fitted, held) in enumerate(folds):
             blend.edits = {}
             blend.set_weights(choice.weight_LS)
-            for steps in _descend(blend, fitted, num_blocks, _STEPS[-1]):
+            for steps in _descend(blend, fitted, num_blocks, _STEPS[-1], scattered):
                 if steps in loss_by_steps:
                     share = len(held) / sum(len(other) for _, other in folds)
                     loss_by_steps[steps] += share * held_out_loss(blend.network, fitted, held)
@@ -117,7 +124,7 @@ def with_residual(
         blend.edits = {}
         blend.set_weights(choice.weight_LS)
         start = {name: parameter.clone() for name, parameter in blend.parameters.items()} if best else {}
-        for _ in _descend(blend, support, num_blocks, best):
+        for _ in _descend(blend, support, num_blocks, best, scattered):
             pass
         edits = {name: blend.parameters[name] - old for name, old in start.items()}
     blend.edits = {name: edit for name, edit in edits.items() if bool(edit.any())}
@@ -172,8 +179,8 @@ def _edited_rows(blend: Blend, edits: dict[str, Tensor]) -> list[int]:
     return sorted({blend.row[name] for name in edits})
 
 
-def _descend(blend: Blend, support: Support, num_blocks: int, max_steps: int) -> Any:
-    """Gradient steps on the chosen modules, with backtracking; yields the number of steps taken, zero first."""
+def _descend(blend: Blend, support: Support, num_blocks: int, max_steps: int, scattered: bool) -> Any:
+    """Gradient steps on what is free, with backtracking; yields the number of steps taken, zero first."""
     yield 0
     if not max_steps:
         return
@@ -185,15 +192,21 @@ def _descend(blend: Blend, support: Support, num_blocks: int, max_steps: int) ->
     }
     chosen = sorted(score, key=lambda group: -score[group])[:num_blocks]
     free = [name for group in chosen for name in module_groups(list(blend.parameters))[group] if name in gradient]
-    norm = sum(float(gradient[name].square().sum()) for name in free) ** 0.5
-    size = sum(float(blend.parameters[name].square().sum()) for name in free) ** 0.5
+    keep = {name: torch.ones_like(gradient[name]) for name in free}
+    if scattered:
+        count = sum(gradient[name].numel() for name in free)
+        least = torch.cat([slope.abs().reshape(-1) for slope in gradient.values()]).topk(count).values[-1]
+        keep = {name: (slope.abs() >= least).to(slope.dtype) for name, slope in gradient.items()}
+        free = [name for name, mask in keep.items() if bool(mask.any())]
+    norm = sum(float((gradient[name] * keep[name]).square().sum()) for name in free) ** 0.5
+    size = sum(float((blend.parameters[name] * keep[name]).square().sum()) for name in free) ** 0.5
     rate = 0.02 * size / max(norm, 1e-12)
     for step in range(1, max_steps + 1):
         before = {name: blend.parameters[name].clone() for name in free}
         for _ in range(8):
             with torch.no_grad():
                 for name in free:
-                    blend.parameters[name].copy_(before[name] - rate * gradient[name])
+                    blend.parameters[name].copy_(before[name] - rate * gradient[name] * keep[name])
             new_value, new_gradient = blend.gradients(support)
             if new_value < value:
                 break

@@ -43,9 +43,9 @@ class Support:
     def folds(self, count: int, seed: int) -> list[tuple[Support, Support]]:
         """Pairs of a part to fit on and a part held out; every class of at least two examples is in both."""
         generator = torch.Generator().manual_seed(seed)
-        fold_N = torch.empty(len(self), dtype=torch.long)
+        fold_N, label_N = torch.empty(len(self), dtype=torch.long), self.label_N.cpu()
         for label in range(len(self.classes)):
-            rows = (self.label_N == label).nonzero()[:, 0]
+            rows = (label_N == label).nonzero()[:, 0]
             rows = rows[torch.randperm(len(rows), generator=generator)]
             fold_N[rows] = torch.arange(len(rows)) % count if len(rows) > 1 else -1
         pairs = []

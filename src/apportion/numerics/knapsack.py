@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from apportion.numerics.highs import silenced
+
 Array = NDArray[np.float64]
+GAP = 1e-6  # of the value, at which the search for a better choice ends
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Knapsack:
         return float(self.cost_L @ chosen_L) <= self.room
 
     def exact(self) -> Array:
-        """The optimum, by HiGHS; a choice that exceeds the room by the solver's tolerance is cut off and it goes on."""
+        """The optimum within ``GAP``, by HiGHS; a choice that only fits within the solver's tolerance is cut off."""
         cuts: list[tuple[Array, float]] = []
         while True:
             chosen_L = np.round(self._solve(1, cuts))
@@ -57,13 +60,14 @@ class Knapsack:
     def _solve(self, integrality: int, cuts: Sequence[tuple[Array, float]]) -> Array:
         rows = [LinearConstraint(self.cost_L / self.room, ub=1.0)]
         rows += [LinearConstraint(row, ub=most) for row, most in cuts]
-        result = milp(
-            -self.value_L,
-            constraints=rows,
-            bounds=Bounds(0.0, (self.cost_L <= self.room).astype(float)),
-            integrality=integrality,
-            options={"mip_rel_gap": 0.0},
-        )
+        with silenced():
+            result = milp(
+                -self.value_L,
+                constraints=rows,
+                bounds=Bounds(0.0, (self.cost_L <= self.room).astype(float)),
+                integrality=integrality,
+                options={"mip_rel_gap": GAP},
+            )
         assert result.x is not None, result.message
         chosen_L: Array = np.clip(result.x, 0.0, 1.0)
         return chosen_L

@@ -25,7 +25,8 @@ from apportion.core.knob import Choice, Setting
 from apportion.core.ledger import Ledger
 from apportion.core.loop import Outcome
 from apportion.core.policy import Greedy
-from apportion.methods.compress.policies.exact import Exact, silenced
+from apportion.methods.compress.policies.exact import Exact
+from apportion.numerics.highs import silenced
 from apportion.testing.suites import PolicySuite
 from apportion.testing.toys import Additive, Counting, Jittered, Scaled, Toy, composed_toy, concave_toy
 

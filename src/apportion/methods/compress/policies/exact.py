@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import math
-import os
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +12,7 @@ from scipy.sparse import csr_array, hstack
 
 from apportion.core.policy import Proposal, State
 from apportion.methods.compress.policies.problem import Choice, Problem, follow
+from apportion.numerics.highs import silenced
 
 MAX_NODES = 100_000  # a limit on nodes, not on time, so that a slow machine plans as a fast one does
 
@@ -108,26 +104,6 @@ def _least_excess(problem: Problem, max_nodes: int) -> Solution | None:
 def _milp(*arguments: Any, max_nodes: int, **named: Any) -> OptimizeResult:
     with silenced():
         return milp(*arguments, **named, options={"node_limit": max_nodes, "mip_rel_gap": 0.0})
-
-
-@contextlib.contextmanager
-def silenced() -> Iterator[None]:
-    """Drops what C code prints: HiGHS has a stray printf (jump-dev/HiGHS.jl#312) that would spoil ``--json``."""
-    sys.stdout.flush()
-    try:
-        kept = os.dup(1)
-    except OSError:  # closed: nothing to spoil
-        yield
-        return
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-        yield
-    finally:
-        with contextlib.suppress(OSError, TypeError, AttributeError):  # no C library to be asked by this name
-            ctypes.CDLL(None).fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 class _Program:

@@ -344,6 +344,25 @@ def test_a_run_recovers_from_several_failed_checks_of_a_device_that_is_slower_th
     assert verdicts == [False] * (len(verdicts) - 1) + [True]
 
 
+def test_a_looser_aim_lets_checks_lead_a_run_to_the_budget_from_above():
+    toy = ladder(100)
+    check = measure(Scaled(toy.meters["latency"], 0.9))  # readings overstate
+    plain, _ = run(toy, "50ms", check=check)
+    result, rows = run(toy, "50ms", check=check, aim=Budget.parse("60ms"), max_checks=20)
+    assert plain.setting == Setting({"depth": 50})
+    assert result.outcome is Outcome.MET
+    assert result.budget == Budget.parse("50ms")
+    assert result.setting == Setting({"depth": 55})  # 49.5 ms measured; one more would be 50.4
+    assert [row.accepted for row in rows if row.kind == "check"][-2:] == [False, True]
+
+
+def test_what_saves_no_more_than_rounding_is_no_progress():
+    toy = table({"a": (9.0 - 1e-9, 9.0), "b": (1.0, 2.0)})
+    result, rows = run(toy, "9ms")
+    assert result.outcome is Outcome.EARLY_BREAK
+    assert [row.knob for row in accepted(rows)] == ["b"]
+
+
 def test_a_failed_check_tightens_only_the_limit_it_broke():
     knobs = (Choice("wide", range(1, 11)), Choice("deep", range(1, 11)))
     cost = {value: float(value) for value in range(1, 11)}

@@ -13,7 +13,7 @@ from apportion.core.knob import Choice, Setting
 from apportion.core.ledger import Ledger, Row
 from apportion.core.loop import Outcome, budgeted_loop
 from apportion.core.meter import Reading
-from apportion.core.policy import Greedy, Proposal, Restoring, Scheduled, State
+from apportion.core.policy import Greedy, Proposal, RankedBy, Restoring, Scheduled, State
 from apportion.errors import KnobError
 from apportion.testing.suites import PolicySuite
 from apportion.testing.toys import Additive, Counting, Toy, concave_toy, rough_toy
@@ -357,3 +357,45 @@ def test_a_restoring_move_that_wins_nothing_is_rejected_and_not_tried_again_from
     tried = [row for row in ledger if row.knob == "train"]
     assert [row.accepted for row in tried] == [False]
     assert tried[0].note == "nothing restored"
+
+
+def test_the_clock_is_checked_before_and_after_quality_is_restored():
+    toy = trainable(turns=3)
+    checked = []
+
+    def check(model):
+        checked.append((model["prune"], model["train"]))
+        return {"latency": toy.meters["latency"].read(model)}
+
+    result, _ = run(toy, 2.0, Restoring(Greedy(), share=9.0), check=check, quality_floor=5.0, quality_slack=10.0)
+    assert result.met
+    assert checked == [(2, 3), (2, 2)]
+
+
+def test_what_lost_nothing_by_the_finer_reading_is_not_restored():
+    toy = trainable(turns=3)
+    even = Additive({"prune": dict.fromkeys(range(1, 11), 0.0), "train": dict.fromkeys(range(4), 0.0)}, unit="nat")
+    toy = Toy(toy.knobs, {**toy.meters, "quality": even, "finer": even, "points": toy.meters["quality"]})
+    result, ledger = run(toy, 2.0, Restoring(Greedy(), share=9.0, by="finer"))
+    assert result.met
+    assert not restored(ledger)
+    _, plain = run(toy, 2.0, Restoring(Greedy(), share=9.0, by="points"), restored_by="points")
+    assert restored(plain)
+
+
+def test_moves_are_ranked_by_the_finer_reading_where_there_is_one():
+    knobs = (Choice("a", (1, 2)), Choice("b", (1, 2)))
+    cost = Additive({"a": {1: 1.0, 2: 2.0}, "b": {1: 1.0, 2: 2.0}})
+    coarse = Additive({"a": {1: 0.0, 2: 0.0}, "b": {1: 0.0, 2: 0.0}}, unit="points")
+    finer = Additive({"a": {1: 0.0, 2: 5.0}, "b": {1: 4.0, 2: 5.0}}, unit="nat")
+    toy = Toy(knobs, {"latency": cost, "quality": coarse, "finer": finer})
+    _, ledger = run(toy, 3.0, RankedBy(Greedy(), "finer"))
+    assert [row.knob for row in accepted(ledger)] == ["b"]
+    _, ledger = run(toy, 3.0, RankedBy(Greedy(), "unread"))
+    assert [row.knob for row in accepted(ledger)] == ["a"]
+
+
+class TestRankedBy(PolicySuite):
+    @pytest.fixture
+    def make_policy(self):
+        return lambda: RankedBy(Greedy(), "quality")

@@ -19,6 +19,7 @@ from apportion.errors import KnobError, LedgerError
 
 M = TypeVar("M")
 _UNDER_FLOOR = "measured under the quality floor"
+_LEAST_PROGRESS = 1e-6  # of a limit; models that predict costs leave less than this where a move saves nothing
 
 
 class Outcome(Enum):
@@ -75,8 +76,10 @@ def budgeted_loop(
     quality: str = "quality",
     quality_floor: float | None = None,
     quality_slack: float = 0.0,
+    restored_by: str | None = None,
     check: Callable[[M], Mapping[str, Reading]] | None = None,
     max_checks: int = 5,
+    aim: Budget | None = None,
     max_steps: int = 10_000,
     z: float = 0.0,
     break_on_reject: bool = False,
@@ -84,15 +87,16 @@ def budgeted_loop(
 ) -> Result[M]:
     """Moves knobs until the budget is met, quality would fall under its floor, or nothing saves cost any more.
 
-    A move is accepted only if it strictly lowers the cost, which is the excess over the budget judged at ``z``
-    standard errors above each reading, or, for a knob that restores, raises quality at no more cost. So the accepted
-    costs never increase, whatever the noise of the meters, and the run ends after at most ``max_steps`` rows
+    A move is accepted only if it lowers the cost by more than rounding, which is the excess over the budget judged at
+    ``z`` standard errors above each reading, or, for a knob that restores, raises quality at no more cost. So the
+    accepted costs never increase, whatever the noise of the meters, and the run ends after at most ``max_steps`` rows
     (Proposition 1).
 
     When the readings say that the budget is met, ``check`` has the last word: fresh readings of the quantities in the
     budget, and of quality where what runs can differ from what was read (under the floor, the run ends there). If they
     exceed it, the limits that the loop works towards are scaled down by reading over check, and the run goes on; after
-    ``max_checks`` such checks it ends as a budget violation, never as a success.
+    ``max_checks`` such checks it ends as a budget violation, never as a success. Knobs that restore quality change no
+    cost, so the first check comes before them, and one more after them.
 
     The run is a function of its ledger: started again with the same arguments and the ledger of a killed run, it goes
     on where that one stopped, without reading anything twice.
@@ -108,29 +112,37 @@ def budgeted_loop(
         quality_floor: no model whose quality reads lower ends a run as met.
         quality_slack: how far under the floor moves may go on the way, where knobs can restore quality; moves that go
             lower are rejected.
+        restored_by: the reading that a knob which restores must raise, where a finer one than quality is read.
         check: measures a finished model afresh.
+        aim: limits that the loop works towards at first, the budget's by default; looser ones where readings may be
+            too high, so that checks lead it to the budget from above and nothing more than needed is cut. Limits are
+            then scaled half of the way after a check.
         break_on_reject: end at the first rejected move, as Algorithm 1 is written, instead of asking the policy again.
         on_row: told of every new row, for progress display.
     """
     _check_arguments(knobs, rules, meters, budget, quality)
-    run = _Run(model, knobs, rules, meters, budget, ledger, quality, z, on_row)
+    run = _Run(model, knobs, rules, meters, budget, aim or budget, ledger, quality, restored_by or quality, z, on_row)
     floor = None if quality_floor is None else quality_floor - quality_slack
     while True:
         if run.over == 0.0:
             last = ledger[-1]
-            if last.kind != "check":
-                restore = _finish(policy, run.state())
-                if restore is not None and len(ledger) <= max_steps:
-                    run.step(restore.knob, restore.value, commit=restore.commit, floor=None)
-                    continue
-            if quality_floor is not None and run.readings[quality].value < quality_floor:
+            restore = _finish(policy, run.state()) if len(ledger) <= max_steps else None
+            if (
+                restore is not None
+                and (check is None or last.kind == "check")
+                and (last.kind != "check" or last.accepted)
+            ):
+                run.step(restore.knob, restore.value, commit=restore.commit, floor=None)
+                continue
+            restored = restore is None
+            if restored and quality_floor is not None and run.readings[quality].value < quality_floor:
                 return run.result(Outcome.QUALITY_COLLAPSE, _last_check(ledger))
             if check is None:
                 return run.result(Outcome.MET, {})
             if last.kind != "check":
                 if len(ledger) > max_steps:
                     return run.result(Outcome.OUT_OF_STEPS, _last_check(ledger))
-                run.check(check, quality_floor)
+                run.check(check, quality_floor if restored else None)
                 continue
             if last.accepted:
                 return run.result(Outcome.MET, last.readings)
@@ -159,15 +171,18 @@ class _Run(Generic[M]):
         rules: Mapping[str, Rule[M]],
         meters: Mapping[str, Meter[M]],
         budget: Budget,
+        aim: Budget,
         ledger: Ledger,
         quality: str,
+        restored_by: str,
         z: float,
         on_row: Callable[[Row], None] | None,
     ) -> None:
         self.knobs = {knob.name: knob for knob in knobs}
         self.rules, self.meters, self.ledger = rules, meters, ledger
-        self.quality, self.z, self.on_row = quality, z, on_row
-        self.promised = self.budget = budget
+        self.quality, self.restored_by, self.z, self.on_row = quality, restored_by, z, on_row
+        self.promised, self.budget = budget, aim
+        self.exponent = 1.0 if aim == budget else 0.5  # how much of what a check was over goes into the limits
         self.hopeless = False  # a check failed at a reading of nothing, from where no limit can be lowered
         self.model = model
         self.setting = Setting.dearest(knobs)
@@ -250,7 +265,7 @@ class _Run(Generic[M]):
         return Result(outcome, self.model, self.setting, self.readings, measured, self.promised)
 
     def _judge(self, readings: Mapping[str, Reading], floor: float | None) -> tuple[bool, str]:
-        if not self.budget.excess(readings, self.z) < self.over:
+        if not self.budget.excess(readings, self.z) < self.over * (1 - _LEAST_PROGRESS):
             return False, "no progress"
         if floor is not None and readings[self.quality].value < floor:
             return False, "quality floor"
@@ -259,7 +274,7 @@ class _Run(Generic[M]):
     def _judge_restored(self, readings: Mapping[str, Reading]) -> tuple[bool, str]:
         if self.budget.excess(readings, self.z) > self.over:
             return False, "costs more"
-        if not readings[self.quality].value > self.readings[self.quality].value:
+        if not readings[self.restored_by].value > self.readings[self.restored_by].value:
             return False, "nothing restored"
         return True, ""
 
@@ -301,7 +316,7 @@ class _Run(Generic[M]):
             over = measured[limit.key].upper(self.z) / limit.value
             if over > 1:
                 now = next(lim.value for lim in self.budget.limits if lim.key == limit.key)
-                wanted = min(now, self.readings[limit.key].upper(self.z) / over)
+                wanted = min(now, self.readings[limit.key].upper(self.z) / over**self.exponent)
                 if wanted <= 0:
                     self.hopeless = True
                     return

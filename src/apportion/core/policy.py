@@ -160,15 +160,31 @@ class Scheduled:
 
 
 @dataclass(frozen=True)
+class RankedBy:
+    """Lets another policy weigh its moves by a finer reading than quality, where the loop reads one of that name."""
+
+    inner: Policy
+    name: str
+
+    def propose(self, state: State) -> Proposal | None:
+        known = self.name in state.readings
+        return self.inner.propose(replace(state, quality=self.name) if known else state)
+
+
+@dataclass(frozen=True)
 class Restoring:
     """Lets another policy save cost, and restores quality in between.
 
     Knobs that restore are turned when a ``share`` of the way to the budget was walked since the last time, when the
     other policy has nothing left to propose, and once more when the budget reads as met. One turn is kept for that.
+    Where ``by`` names a finer reading than quality, that fell by less than ``least`` since and quality not at all,
+    nothing is restored.
     """
 
     inner: Policy
     share: float = 0.5
+    by: str | None = None
+    least: float = 0.01
 
     def propose(self, state: State) -> Proposal | None:
         restores = state.next_restores()
@@ -183,15 +199,25 @@ class Restoring:
         restores = state.next_restores()
         if not restores or self._walked(state) == 0.0:
             return None
+        if self.by is not None and self.by in state.readings:
+            before = self._last_restored(state).readings
+            lost = {name: before[name].value - state.readings[name].value for name in (self.by, state.quality)}
+            if lost[self.by] < self.least and lost[state.quality] <= 0:
+                return None
         return Proposal(restores[0][0].name, restores[0][1])
 
-    def _walked(self, state: State) -> float:
-        """The share of the excess at the start that was saved since quality was last restored."""
+    def _last_restored(self, state: State) -> Row:
+        """The row after which quality was last restored, or the start."""
         restoring = {knob.name for knob in state.knobs if knob.restores}
-        start = state.budget.excess(state.rows[0].readings, state.z)
         last = state.rows[0]
         for row in state.rows:
             if row.kind == "move" and row.accepted and row.knob in restoring:
                 last = row
+        return last
+
+    def _walked(self, state: State) -> float:
+        """The share of the excess at the start that was saved since quality was last restored."""
+        start = state.budget.excess(state.rows[0].readings, state.z)
+        last = self._last_restored(state)
         now = state.budget.excess(state.readings, state.z)
         return (state.budget.excess(last.readings, state.z) - now) / start if start else 0.0

@@ -25,17 +25,25 @@ from apportion.models.partition import Module, Partition
 CHEAPEST = "cheapest"
 NUM_FIT = 32
 NUM_CARRIED = 8
+NUM_DRAWN = 10  # configurations of a quick calibration beside its anchors
 ALPHA = 0.05
 _ANCHOR_RIDGE = 1e-3  # a handful of anchors leaves much open; what they don't say is spread evenly
 
 
 @dataclass(frozen=True)
 class Anchored:
-    """A quick calibration: a model through a few anchors, without a bound, and the measured floor."""
+    """A quick calibration: a model through a few anchors and draws, without a bound, and the measured floor."""
 
     cost: CostModel
+    parts: Parts
     baseline: Reading
     floor: Reading
+
+
+def quick_sizes(parts: Parts) -> dict[str, Sizes]:
+    """What a quick calibration measures: the anchors, and a few configurations drawn at random."""
+    drawn = {f"drawn {i}": sizes for i, sizes in enumerate(draw_many(parts, NUM_DRAWN, seed=0), start=1)}
+    return {**anchor_sizes(parts.partition), **drawn}
 
 
 def anchor_sizes(partition: Partition) -> dict[str, dict[str, int]]:
@@ -52,16 +60,25 @@ def anchor_sizes(partition: Partition) -> dict[str, dict[str, int]]:
     return anchors
 
 
-def calibrate_on_anchors(parts: Parts, measured: Swept, names: list[str]) -> Anchored:
-    """The model through measured anchors (``anchor_sizes``, in that order) and the whole network."""
-    if measured.failures:
-        index, failure = next(iter(measured.failures.items()))
-        raise MeasureError(f"the anchor {names[index]!r} could not be measured: {failure.kind}: {failure.message}")
-    samples = [whole_sample(parts, measured), *measured.samples.values()]
-    cost = CostModel.fit(samples, parts.signature_of, knots=(0.5, 1.0), ridge=_ANCHOR_RIDGE, residual="off")
+def calibrate_quickly(parts: Parts, measured: Swept) -> Anchored:
+    """The model through what ``quick_sizes`` lists, measured in that order, and the whole network."""
+    asked = quick_sizes(parts)
+    names, sizes = list(asked), list(asked.values())
+    for index, failure in measured.failures.items():
+        if index < len(names) - NUM_DRAWN:
+            raise MeasureError(f"the anchor {names[index]!r} could not be measured: {failure.kind}: {failure.message}")
+    seen = choose_view(parts, [{}, *(sizes[i] for i in measured.samples)], _with_whole(parts, measured)).parts
+    samples = resee(seen, [{}, *(sizes[i] for i in measured.samples)], _with_whole(parts, measured))
+    options = choose_options(samples, seen.signature_of)
+    ridge = max(options.ridge, _ANCHOR_RIDGE)
+    cost = CostModel.fit(samples, seen.signature_of, knots=options.knots, ridge=ridge, residual="off")
     least = measured.samples[names.index(CHEAPEST)]
     floor = Reading(value=least.latency_ms, unit="ms", stderr=least.stderr_ms)
-    return Anchored(cost, measured.baseline, floor)
+    return Anchored(cost, seen, measured.baseline, floor)
+
+
+def _with_whole(parts: Parts, measured: Swept) -> list[Sample]:
+    return [whole_sample(parts, measured), *measured.samples.values()]
 
 
 def calibrate(

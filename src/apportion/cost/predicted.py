@@ -18,19 +18,20 @@ class PredictedLatency:
     """A meter that predicts; with ``upper`` it reads the bound instead of the middle.
 
     Two thin layers are priced as the share of the layer's work that they do; those of an attention module all alike, as
-    shares of its projections. ``int8`` is the cost model for networks that will run quantised.
+    shares of its projections. ``int8`` predicts for networks that will run quantised.
     """
 
     cost: CostModel
     parts: Parts
     upper: bool = False
-    int8: CostModel | None = None
+    int8: PredictedLatency | None = None
     unit: str = "ms"
 
     def read(self, model: Network) -> Reading:
+        if self.int8 is not None and model.precision == "int8":
+            return self.int8.read(model)
         shares = self.shares(model)
-        cost = self.int8 if self.int8 is not None and model.precision == "int8" else self.cost
-        value_ms = cost.upper(shares) if self.upper else cost.predict(shares)
+        value_ms = self.cost.upper(shares) if self.upper else self.cost.predict(shares)
         return Reading(value=value_ms, unit=self.unit)
 
     def shares(self, model: Network) -> dict[str, float]:

@@ -51,7 +51,8 @@ class Splits:
 
 
 SIZES = (64, 96, 384)
-MAX_TRAINING_TEXTS, MAX_TRAINING_IMAGES = 4096, 512
+MAX_TRAINING_TEXTS, MAX_TRAINING_IMAGES = 4096, 16_384
+MAX_TRAINING_PIXELS = 512 * 224 * 224  # of all images together, which are held in memory as numbers
 
 
 def load_splits(network: Network, data: str | None, *, seed: int, sizes: tuple[int, int, int] = SIZES) -> Splits:
@@ -126,8 +127,10 @@ def _from_texts(
 def _from_images(
     network: Network, domain: Domain, name: str, generator: torch.Generator, sizes: tuple[int, int, int]
 ) -> Splits:
+    height, width = next(iter(network.inputs.values())).shape[-2:]
+    max_training = min(MAX_TRAINING_IMAGES, max(1, MAX_TRAINING_PIXELS // (height * width)))
     parts = []
-    for rows in _shares(len(domain), generator, sizes, MAX_TRAINING_IMAGES):
+    for rows in _shares(len(domain), generator, sizes, max_training):
         batches = tuple(
             image_inputs(network, [domain.content[row] for row in rows[start : start + 32]])
             for start in range(0, len(rows), 32)

@@ -82,7 +82,7 @@ def test_the_same_again_and_from_the_folder(cut, generator, tmp_path):
 
 
 def test_a_network_that_agrees_already_has_nothing_to_learn(generator):
-    network = load("tests.factories:small_cnn")
+    network = zoo.build("bert")
     training = examples_of(network, generator)
     repaired = Distil(network, training, (), DistilOptions(steps=5, batch=16)).apply(network, repair_knob(1), 0)
     assert loss(network, repaired, training) < 1e-3 * len(training.batches)

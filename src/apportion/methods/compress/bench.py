@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from apportion.core.budget import Budget, Limit
 from apportion.core.meter import Meter, Reading
-from apportion.cost.calibrate import Anchored, anchor_sizes, calibrate_on_anchors
+from apportion.cost.calibrate import Anchored, calibrate_quickly, quick_sizes
 from apportion.cost.parts import Parts
 from apportion.cost.profile import Profile
 from apportion.cost.sweep import Swept, sweep
@@ -23,6 +22,7 @@ from apportion.device.probe import working_target
 from apportion.device.store import Store
 from apportion.device.target import Target
 from apportion.errors import BudgetError
+from apportion.methods.compress.judge import Scores
 from apportion.methods.compress.quantise import AsRun, shaped
 from apportion.methods.compress.rundir import FitConfig, RunDir
 from apportion.models.network import Network, read_output
@@ -31,13 +31,6 @@ from apportion.tasks.batches import Examples
 
 FINAL = "final"
 BASELINE = "baseline"
-
-
-@runtime_checkable
-class Scores(Protocol):
-    """A quality meter that can also score answers computed elsewhere, in the order of its examples."""
-
-    def score(self, answer_ND: Tensor, readout: str) -> Reading: ...
 
 
 class Bench:
@@ -51,18 +44,18 @@ class Bench:
         self.shape = Shape(batch=config.batch, tokens=config.tokens, seed=config.seed)
 
     def calibrate(self, network: Network, parts: Parts, target: Target | None = None) -> Anchored:
-        """The quick cost model through a few anchors, measured once per run, on the run's target or its int8 twin."""
+        """The quick cost model through a few networks, measured once per run, on the run's target or its int8 twin."""
         target = target or self.target
-        sizes = anchor_sizes(parts.partition)
+        sizes = list(quick_sizes(parts).values())
 
         def now() -> dict[str, Any]:
-            return sweep(network, parts, list(sizes.values()), target, self.shape, seconds_each=0.3).to_json()
+            return sweep(network, parts, sizes, target, self.shape, seconds_each=0.2).to_json()
 
         stored = self.store.get_or_make({"run": self.run, "what": "anchors", "target": target.name}, now)
-        return calibrate_on_anchors(parts, Swept.from_json(stored), list(sizes))
+        return calibrate_quickly(parts, Swept.from_json(stored))
 
-    def known(self, network: Network, parts: Parts) -> tuple[Anchored, Parts]:
-        """The cost model of the profile that the run was given, and the parts under its view."""
+    def known(self, network: Network, parts: Parts) -> Anchored:
+        """The cost model of the profile that the run was given, with the parts under its view."""
         assert self.config.profile is not None
         profile = Profile.load(Path(self.config.profile))
         parts = parts.seen(grid=profile.grid, widths=profile.widths)
@@ -71,7 +64,7 @@ class Bench:
             raise BudgetError(f"{self.config.profile} is about {where}, the run about {self.target.name}; calibrate it")
         if parts.signature_of != dict(profile.cost.law.signature_of) or profile.floor_ms is None:
             raise BudgetError(f"{self.config.profile} is about {profile.model}, whose parts differ; calibrate again")
-        return Anchored(profile.cost, profile.baseline, Reading(value=profile.floor_ms, unit="ms")), parts
+        return Anchored(profile.cost, parts, profile.baseline, Reading(value=profile.floor_ms, unit="ms"))
 
     def artefact(self, network: Network, folder: Path) -> Path | None:
         """What the target's runtime runs of a quantised model saved in a folder; None where it is not quantised."""

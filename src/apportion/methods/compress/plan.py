@@ -19,13 +19,14 @@ from apportion.cost.predicted import PredictedLatency
 from apportion.device.measure import Session
 from apportion.errors import BudgetError, InfeasibleError
 from apportion.methods.compress.bench import Bench, latency_limit, read_artefact, static_meters
+from apportion.methods.compress.judge import Judge
 from apportion.methods.compress.lowrank import PREFIX as LOWRANK
 from apportion.methods.compress.lowrank import LowRank, lowrank_knobs
-from apportion.methods.compress.policies import policy_named
+from apportion.methods.compress.policies import LIKENESS, policy_named
 from apportion.methods.compress.prune import PREFIX as PRUNE
 from apportion.methods.compress.prune import Prune, prune_knobs
 from apportion.methods.compress.quantise import PREFIX as QUANTISE
-from apportion.methods.compress.quantise import AsRun, Quantise, int8_twin, quantise_knob
+from apportion.methods.compress.quantise import Quantise, int8_twin, quantise_knob
 from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.methods.compress.repair import Distil, DistilOptions, repair_knob
 from apportion.methods.compress.rundir import Rung
@@ -41,6 +42,7 @@ from apportion.tasks.quality import Accuracy, quality_meter
 
 CONFIDENCE = 0.95
 Z = normal_quantile(CONFIDENCE)
+LOOSER, MAX_CHECKS = 1.2, 12
 
 
 class Plan:
@@ -68,15 +70,14 @@ class Plan:
         if self.latency is not None:
             parts = Parts.of(network, partition)
             with progress.stage("calibrate the clock"):
-                if config.profile is not None:
-                    self.calibration, parts = bench.known(network, parts)
-                else:
-                    self.calibration = bench.calibrate(network, parts)
+                known = bench.known if config.profile is not None else bench.calibrate
+                self.calibration = known(network, parts)
             if twin is not None:
                 with progress.stage("calibrate the clock in int8"):
                     self.int8 = bench.calibrate(network, parts, twin)
-            cost = self.calibration.cost
-            self.meters[self.latency.key] = PredictedLatency(cost, parts, int8=self.int8.cost if self.int8 else None)
+            in_int8 = PredictedLatency(self.int8.cost, self.int8.parts) if self.int8 else None
+            predicted = PredictedLatency(self.calibration.cost, self.calibration.parts, int8=in_int8)
+            self.meters[self.latency.key] = predicted
         self.baseline = {key: meter.read(network) for key, meter in self.meters.items()}
         if self.latency is not None and self.calibration is not None:
             self.baseline[self.latency.key] = self.calibration.baseline
@@ -86,9 +87,10 @@ class Plan:
         with progress.stage("read the original's answers"):
             self.report = quality_meter(network, splits.training, splits.report, config.quality)
             if isinstance(self.report, Accuracy):
-                self.selection = AsRun(self.report.over(splits.selection))
+                meter: Meter[Network] = self.report.over(splits.selection)
             else:
-                self.selection = AsRun(quality_meter(network, splits.training, splits.selection, config.quality))
+                meter = quality_meter(network, splits.training, splits.selection, config.quality)
+            self.selection = Judge(network, meter, splits.selection)
             self.floor = self._floor(config.quality_floor)
         self.splits = splits
 
@@ -115,7 +117,7 @@ class Plan:
 
     def _floor(self, share: float | None) -> float | None:
         """The quality floor on the examples chosen with: a share of what the original reads there."""
-        return None if share is None else share * self.selection.read(self.network).value
+        return None if share is None else share * self.selection.quality(self.network).value
 
     def rung_budgets(self) -> list[tuple[Budget, Budget]]:
         """What the rungs are asked for, as written and in absolute limits: evenly spaced ratios down to the budget."""
@@ -156,24 +158,27 @@ class Plan:
             policy = policy_named(config.policy, None if self.floor is None else self.floor - slack)
             if slack:
                 knobs.append(repair_knob(2))
-                policy = Restoring(policy, share=1.1)  # a rung is short: repair at its end, or when stuck
+                policy = Restoring(policy, share=1.1, by=LIKENESS)  # a rung is short: repair at its end, or when stuck
             return budgeted_loop(
                 start,
                 knobs=knobs,
                 rules={
-                    PRUNE: Prune(self.partition),
+                    PRUNE: Prune(self.partition, self.splits.calibration),
                     QUANTISE: Quantise(self.splits.calibration),
                     LOWRANK: LowRank(self.splits.calibration),
                     SPARSE: Sparsify(self.splits.calibration),
                     REPAIR: self._distil(),
                 },
-                meters={**self.meters, "quality": self.selection},
+                meters={**self.meters, **self.selection.meters()},
                 budget=budget,
                 policy=policy,
                 ledger=ledger,
                 quality_floor=self.floor,
                 quality_slack=slack,
+                restored_by=LIKENESS if LIKENESS in self.selection.meters() else None,
                 check=check,
+                max_checks=MAX_CHECKS,
+                aim=self._aim(budget),
                 max_steps=config.max_steps,
                 z=Z,
                 on_row=on_row,
@@ -193,6 +198,10 @@ class Plan:
             return budget.met(measured, Z) or not budget.met(measured)
 
         return self.bench.session(folder, clear)
+
+    def _aim(self, budget: Budget) -> Budget:
+        """Limits to plan towards: somewhat looser on the clock, which predictions may overstate."""
+        return budget if self.latency is None else budget.scaled({self.latency.key: LOOSER})
 
     def _knobs_from(self, setting: Mapping[str, Value]) -> list[Knob]:
         """The knobs that save cost, starting where the rung before ended."""

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from apportion.core.knob import Choice, Knob, Value
+from apportion.methods.compress.norms import renormalised
 from apportion.models.cut import slice_network
 from apportion.models.network import Network
 from apportion.models.partition import Partition
+from apportion.tasks.batches import Examples
 
 PREFIX = "prune"
 GLOBAL = "prune-all"
@@ -23,14 +25,19 @@ def prune_knobs(partition: Partition, *, num_steps: int = 8) -> list[Knob]:
 
 @dataclass(frozen=True)
 class Prune:
-    """Slices a module down to the units that its order of importance puts first."""
+    """Slices a module down to the units that its order of importance puts first.
+
+    Where ``calibration`` examples are given, batch norms get the statistics that they have in the sliced network.
+    """
 
     partition: Partition
+    calibration: Examples | None = None
 
     def apply(self, model: Network, knob: Knob, value: Value) -> Network:
         name = knob.name.removeprefix(f"{PREFIX}.")
         assert isinstance(value, int)
-        return slice_network(model, self.partition, self.partition.keep({name: value}))
+        sliced = slice_network(model, self.partition, self.partition.keep({name: value}))
+        return sliced if self.calibration is None else renormalised(sliced, self.calibration)
 
 
 def global_knob(sizes: Mapping[float, Mapping[str, int]]) -> Knob:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from apportion.core.policy import Greedy, Policy, Scheduled
+from apportion.core.policy import Greedy, Policy, RankedBy, Scheduled
 from apportion.errors import ApportionError
+
+LIKENESS = "likeness"
 
 
 def policy_named(name: str, quality_floor: float | None = None) -> Policy:
     """The policy of a name; ``learned:FILE`` reads what ``recipes/train_policy.py`` wrote."""
     kind, _, file = name.partition(":")
     if kind == "greedy":
-        return Greedy()
+        return RankedBy(Greedy(), LIKENESS)
     if kind == "scheduled":
         return Scheduled(("prune.*", "*"))
     if kind == "priced":
         from apportion.methods.compress.policies.priced import Priced
 
-        return Priced()
+        return RankedBy(Priced(), LIKENESS)
     if kind == "exact":
         from apportion.methods.compress.policies.exact import Exact
 
-        return Exact()
+        return RankedBy(Exact(), LIKENESS)
     if kind == "backtracking":
         from apportion.methods.compress.policies.composed import Backtracking
 

@@ -1,0 +1,94 @@
+"""Measured points: what a tool left, how right its answers are on the test examples, and its latency beside others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from benchmarks.compress_vs_peers.cases import Case
+
+from apportion.device.answers import answers
+from apportion.device.measure import Session, Timing
+from apportion.device.process import Limits, run_child
+from apportion.device.target import Target
+from apportion.methods.compress.quantise import shaped
+from apportion.models.network import read_output
+
+ORIGINAL = "original"
+PROCESSES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One artefact of one tool.
+
+    ``promised`` is the share of the original's latency that the tool's own figure speaks of, where it states one;
+    ``right`` has a bit for every test example, as hexadecimal digits; ``seconds`` is what it took to get there.
+    """
+
+    tool: str
+    name: str
+    artefact: str
+    seconds: float
+    promised: float | None = None
+    right: str = ""
+    count: int = 0
+    ratio: float | None = None
+    ratio_error: float | None = None
+
+    @property
+    def right_N(self) -> np.ndarray:
+        return np.unpackbits(np.frombuffer(bytes.fromhex(self.right), dtype=np.uint8))[: self.count].astype(float)
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.right_N.mean())
+
+
+def judged(point: Point, case: Case, target: Target) -> Point:
+    """The point with its answers on the test examples, computed by the target's runtime."""
+    batches = shaped(case.test, case.network, count=None)
+    found = answers(Path(point.artefact), target, batches)
+    read = [read_output(case.network, tuple(outputs), batch) for outputs, batch in zip(found, batches, strict=True)]
+    answer_ND = torch.cat(read)
+    if case.meter.mean_KD is not None:
+        answer_ND = answer_ND @ case.meter.mean_KD.T
+    right_N = (answer_ND.argmax(-1) == case.test.label_N).numpy()
+    return replace(point, right=np.packbits(right_N).tobytes().hex(), count=len(right_N))
+
+
+def timed(points: Sequence[Point], target: Target, seconds: float = 4.0) -> list[Point]:
+    """All points measured in turns with the original, in fresh processes: their latencies as shares of its."""
+    names = {f"{point.tool}/{point.name}": point for point in points}
+    jobs = [{"name": name, "ref": "", "factory": None, "artefact": p.artefact} for name, p in names.items()]
+    runs = []
+    for _ in range(PROCESSES):
+        job = {
+            "action": "time",
+            "target": target.to_json(),
+            "candidates": jobs,
+            "shape": {"batch": 1, "tokens": 64, "seed": 0},
+            "seconds": seconds,
+            "tolerance": 0.005,
+        }
+        ended = run_child(job, target.environment, Limits())
+        assert ended.result is not None, ended.failure
+        runs.append(ended.result["candidates"])
+    session = Session({name: tuple(Timing(**run[name]) for run in runs) for name in names}, {})
+    ratios = {name: session.ratio(name, f"{ORIGINAL}/{ORIGINAL}") for name in names}
+    return [replace(point, ratio=ratios[name].value, ratio_error=ratios[name].stderr) for name, point in names.items()]
+
+
+def save(points: Sequence[Point], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
+    draft.replace(path)
+
+
+def read(path: Path) -> list[Point]:
+    return [Point(**fields) for fields in json.loads(path.read_text())] if path.is_file() else []

@@ -16,6 +16,8 @@ from apportion.numerics.highs import silenced
 
 Array = NDArray[np.float64]
 GAP = 1e-6  # of the value, at which the search for a better choice ends
+_TOLERANCE = 1e-6  # of the room, that HiGHS allows itself
+_MAX_CUTS = 5
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,24 @@ class Knapsack:
         return float(self.cost_L @ chosen_L) <= self.room
 
     def exact(self) -> Array:
-        """The optimum within ``GAP``, by HiGHS; a choice that only fits within the solver's tolerance is cut off."""
+        """The optimum within ``GAP``, by HiGHS; it fits, although the solver allows itself to exceed the room a little.
+
+        A choice that does is cut off and it is solved again; after a few of them the room is taken that much smaller.
+        """
         cuts: list[tuple[Array, float]] = []
-        while True:
-            chosen_L = np.round(self._solve(1, cuts))
+        for attempt in range(_MAX_CUTS + 1):
+            chosen_L = np.round(self._solve(1, cuts, 1.0 if attempt < _MAX_CUTS else 1.0 - 2 * _TOLERANCE))
             if self.fits(chosen_L):
-                return chosen_L
+                break
             cuts.append((chosen_L, chosen_L.sum() - 1))  # these do not fit together
+        return chosen_L
 
     def relaxed(self) -> Array:
         """The optimum over shares in [0, 1]: an upper bound; a module that does not fit alone has none."""
-        return self._solve(0, [])
+        return self._solve(0, [], 1.0)
 
-    def _solve(self, integrality: int, cuts: Sequence[tuple[Array, float]]) -> Array:
-        rows = [LinearConstraint(self.cost_L / self.room, ub=1.0)]
+    def _solve(self, integrality: int, cuts: Sequence[tuple[Array, float]], share: float) -> Array:
+        rows = [LinearConstraint(self.cost_L / self.room, ub=share)]
         rows += [LinearConstraint(row, ub=most) for row, most in cuts]
         with silenced():
             result = milp(

@@ -313,7 +313,10 @@ class _Run(Generic[M]):
         """Scales each limit that the check broke, so that the run stands above it again and has to go on."""
         factors = {}
         for limit in self.promised.limits:
-            over = measured[limit.key].upper(self.z) / limit.value
+            found = measured[limit.key]
+            over = max(found.value, limit.value) / limit.value  # doubt alone is no measure of how much more to save
+            if over == 1.0:
+                over = found.upper(self.z) / limit.value
             if over > 1:
                 now = next(lim.value for lim in self.budget.limits if lim.key == limit.key)
                 wanted = min(now, self.readings[limit.key].upper(self.z) / over**self.exponent)

@@ -12,9 +12,11 @@ from apportion.device.build import build_all, needs_build
 from apportion.device.process import Failure, Limits, run_child
 from apportion.device.target import Target
 from apportion.errors import MeasureError
-from apportion.numerics.stats import mean_stderr
+from apportion.numerics.stats import mad, mean_stderr
 
 _WORST = ("wall_per_cpu", "load", "steal_ratio")
+MANY_PROCESSES = 5
+MEDIAN_FACTOR = 1.2533  # the standard error of a median over that of a mean, for a normal variable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ class Session:
         timings = self.timings[name]
         medians = [timing.median_ms for timing in timings]
         within = statistics.fmean(timing.stderr_ms for timing in timings) / len(timings) ** 0.5
-        between = mean_stderr(medians) if len(medians) > 1 else 0.0
+        between = _between(medians)
         count = sum(timing.count for timing in timings)
         return Reading(value=statistics.median(medians), unit="ms", stderr=max(within, between), count=count)
 
@@ -111,7 +113,7 @@ class Session:
             )
             / len(pairs) ** 0.5
         )
-        between = mean_stderr(ratios) if len(ratios) > 1 else 0.0
+        between = _between(ratios)
         count = sum(ours.count for ours, _ in pairs)
         return Reading(value=statistics.median(ratios), unit="ratio", stderr=max(within, between), count=count)
 
@@ -184,6 +186,13 @@ def measure(
         jobs = [job for job in jobs if job["name"] not in failures]
     timings = {job["name"]: tuple(Timing(**run["candidates"][job["name"]]) for run in runs) for job in jobs}
     return Session(timings, _conditions(runs), failures)
+
+
+def _between(values: Sequence[float]) -> float:
+    """Standard error of the median over processes; with enough of them, one that was disturbed does not count."""
+    if len(values) < MANY_PROCESSES:
+        return mean_stderr(values) if len(values) > 1 else 0.0
+    return MEDIAN_FACTOR * mad(values) / len(values) ** 0.5
 
 
 def _conditions(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

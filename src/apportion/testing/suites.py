@@ -68,7 +68,8 @@ def _tightened(
 ) -> Budget:
     factors = {}
     for now, limit in zip(limits.limits, promised.limits, strict=True):
-        over = measured[limit.key].upper(z) / limit.value
+        found = measured[limit.key]
+        over = found.value / limit.value if found.value > limit.value else found.upper(z) / limit.value
         if over > 1:
             factors[limit.key] = min(now.value, readings[limit.key].upper(z) / over) / now.value
     return limits.scaled(factors)

@@ -90,7 +90,7 @@ class Bench:
     def measure(self, folder: Path, clear: Callable[[Session], bool] = lambda session: True) -> Session:
         """A saved model against the original, side by side in several fresh processes.
 
-        Processes are added, to at most twice as many, while the session is not ``clear`` about the budget.
+        Processes are added, to at most three times as many, while the session is not ``clear`` about the budget.
         """
         candidates = [self.original, Candidate(name=FINAL, ref=str(folder), factory=self.factory)]
 
@@ -98,7 +98,7 @@ class Bench:
             return measure(candidates, self.target, self.shape, processes=processes, seconds=1.5).require()
 
         session = more(self.config.processes)
-        while not clear(session) and session.conditions["processes"] < 2 * self.config.processes:
+        while not clear(session) and session.conditions["processes"] < 3 * self.config.processes:
             session = session.plus(more(1))
         return session
 

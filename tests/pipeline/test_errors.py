@@ -108,22 +108,18 @@ def test_a_quality_floor_out_of_reach_is_a_named_outcome(apportion, images):
     assert result["met"] is False
 
 
-def test_another_run_in_the_folder_is_not_overwritten(apportion, told, tmp_path, images):
-    first = apportion.json("fit", CNN, "--budget", "params<=80%", "-o", "run", "--data", images)
-    assert first["exit"] == 0
-    ledger = (tmp_path / "run" / "rungs" / "2" / "ledger.jsonl").read_bytes()
+def test_a_finished_run_is_neither_overwritten_nor_verified_after_a_change(apportion, told, tmp_path, images):
+    assert apportion.json("fit", CNN, "--budget", "params<=80%", "-o", "run", "--data", images)["exit"] == 0
+    fitted = tmp_path / "run"
+    ledger = (fitted / "rungs" / "2" / "ledger.jsonl").read_bytes()
     one_line(told("fit", CNN, "--budget", "params<=70%", "-o", "run", "--data", images, "--json"), 2, "another -o")
-    assert (tmp_path / "run" / "rungs" / "2" / "ledger.jsonl").read_bytes() == ledger
+    assert (fitted / "rungs" / "2" / "ledger.jsonl").read_bytes() == ledger
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("dear reader")
     one_line(told("fit", CNN, "--budget", "params<=70%", "-o", "mine", "--data", images, "--json"), 2, "not empty")
-
-
-def test_verify_wants_a_finished_run_and_the_certified_model(apportion, told, tmp_path, images):
     one_line(told("verify", "nowhere", "--json"), 2, "holds no run")
-    apportion.json("fit", CNN, "--budget", "params<=80%", "-o", "run", "--data", images)
     one_line(told("verify", "run", "--json"), 2, CNN, "--model")
-    with (tmp_path / "run" / "model" / "model.safetensors").open("r+b") as file:
+    with (fitted / "model" / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x01")
     one_line(told("verify", "run", "--model", CNN, "--json"), 2, "not the model that was certified")

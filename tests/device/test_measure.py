@@ -121,6 +121,14 @@ def test_processes_can_be_added():
     assert both.conditions == {**conditions, "processes": 2, "tight": False, "load": 2.0}
 
 
+def test_one_disturbed_process_of_many_does_not_widen_the_error():
+    calm, disturbed = [1.0, 1.01, 0.99, 1.0, 1.02], [1.0, 1.01, 0.99, 1.0, 5.0]
+    sessions = [Session({"a": tuple(map(timing, medians))}, {}) for medians in (calm, disturbed)]
+    errors = [session.latency("a").stderr for session in sessions]
+    assert errors[1] < 0.02
+    assert errors == pytest.approx([errors[0]] * 2, rel=0.5)
+
+
 def test_the_error_of_two_processes_holds_their_spread():
     apart = Session({"a": (timing(10), timing(11))}, {})
     assert apart.latency("a").stderr > 0.5 / math.sqrt(2)

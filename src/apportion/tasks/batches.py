@@ -51,17 +51,19 @@ class Splits:
 
 
 SIZES = (64, 96, 384)
+SMALL_SIZES, SMALL_SIDE = (64, 288, 192), 64  # of small images, where reading is cheap: more of them to choose on
 MAX_TRAINING_TEXTS, MAX_TRAINING_IMAGES = 4096, 16_384
 MAX_TRAINING_PIXELS = 512 * 224 * 224  # of all images together, which are held in memory as numbers
 
 
-def load_splits(network: Network, data: str | None, *, seed: int, sizes: tuple[int, int, int] = SIZES) -> Splits:
+def load_splits(network: Network, data: str | None, *, seed: int, sizes: tuple[int, int, int] | None = None) -> Splits:
     """Draws the splits from the user's data, or from the demo's texts when the model reads text.
 
     What is left after the first three is there to train on. Small data are shared out in fixed proportions.
     """
     generator = torch.Generator().manual_seed(seed)
     domain = _labelled(data)
+    sizes = sizes or _sizes(network)
     if domain is not None and (domain.kind == "text") != network.takes_text:
         wanted = "texts" if network.takes_text else "images"
         raise DataError(
@@ -78,6 +80,11 @@ def load_splits(network: Network, data: str | None, *, seed: int, sizes: tuple[i
         wanted = ", ".join(name if not name.isdigit() else f"input {name}" for name in network.inputs)
         raise DataError(f"this model takes {wanted}; give --data FILE.safetensors with tensors of these names")
     return _from_tensors(network, Path(data), generator, sizes)
+
+
+def _sizes(network: Network) -> tuple[int, int, int]:
+    sides = [max(tensor.shape[-2:]) for tensor in network.inputs.values() if tensor.dim() == 4]
+    return SMALL_SIZES if sides and max(sides) <= SMALL_SIDE else SIZES
 
 
 def _labelled(data: str | None) -> Domain | None:

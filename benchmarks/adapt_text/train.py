@@ -28,10 +28,11 @@ from apportion.methods.adapt.episodes import episode_logits, frozen_means, order
 from apportion.methods.adapt.family import Family, FamilyConfig
 from apportion.methods.adapt.pool import Pool, read_pool
 from apportion.methods.adapt.solve import solve
-from apportion.methods.adapt.train import TrainConfig, Trainer
+from apportion.methods.adapt.train import TrainConfig, Trainer, module_values
 from apportion.models.load import load
 from apportion.models.network import Network
 from apportion.models.partition import Partition
+from apportion.tasks.domain import Domain
 from apportion.tasks.domains import load_domain
 from apportion.tasks.episode import Episode, Sampler, Shape
 from apportion.tasks.protocol import PROTOCOLS, Loaded, load_protocol
@@ -39,6 +40,7 @@ from methods import METHODS, start_fractions
 
 BEGAN = time.perf_counter()
 BUDGETS = (0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9)
+SIDES = ("train", "id", "ood")
 SHAPE = Shape(ways=5, shots=5, queries=10)
 SUITES = {"text": ("minilm", "text"), "vision": ("vit-64", "vision")}
 
@@ -54,7 +56,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="of training; the steps are set to take these")
     parser.add_argument("--episodes", type=int, default=300, help="of each side, ID and OOD")
     parser.add_argument("--wall", type=float, default=1e9, help="stop judging after these seconds in all")
-    parser.add_argument("--classes", type=int, default=400, help="most classes of a domain to train on")
+    parser.add_argument("--classes", type=int, default=400, help="most classes of a domain")
     parser.add_argument("--rate", type=float, default=2e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
@@ -67,9 +69,9 @@ def main() -> None:
     network = load(args.model or name, tokens=32)
     partition = Partition.of(network)
     loaded = load_protocol(PROTOCOLS[protocol], load_domain)
-    train = [domain.select(classes=[glob.escape(c) for c in domain.classes[: args.classes]]) for domain in loaded.train]
-    loaded = replace(loaded, train=tuple(train))
-    read = {side: [read_pool(network, d) for d in getattr(loaded, side)] for side in ("train", "id", "ood")}
+    few = {side: tuple(some_classes(domain, args.classes) for domain in getattr(loaded, side)) for side in SIDES}
+    loaded = Loaded(**few, num_dropped=loaded.num_dropped)
+    read = {side: [read_pool(network, d) for d in getattr(loaded, side)] for side in SIDES}
     light = {side: tuple(replace(d, content=range(len(d))) for d in getattr(loaded, side)) for side in read}
     loaded = Loaded(**light, num_dropped=loaded.num_dropped)
     print("read", round(time.perf_counter() - BEGAN), {k: len(v) for k, v in read.items()}, flush=True)
@@ -83,12 +85,11 @@ def main() -> None:
         worker.start()
     for worker in workers.values():
         worker.join()
+    made = [path for method in workers if (path := args.out / f"{method}.json").is_file()]
     with (args.out / "results.jsonl").open("w") as file:
-        for method in workers:
-            path = args.out / f"{method}.json"
-            if path.is_file():
-                file.write(path.read_text() + "\n")
-                path.unlink()
+        file.writelines(path.read_text() + "\n" for path in made)
+    for path in made:
+        path.unlink()
 
 
 def work(
@@ -175,10 +176,19 @@ def work(
     print(method_name, {k: round(v) for k, v in result["seconds"].items()}, done, summary(scored), flush=True)
 
 
+def some_classes(domain: Domain, count: int) -> Domain:
+    """Evenly spaced classes, at most so many."""
+    step = max(1, -(-len(domain.classes) // count))
+    return domain if step == 1 else domain.select(classes=[glob.escape(name) for name in domain.classes[::step]])
+
+
 def judge(family: Family, trainer: Trainer, pools: dict[str, Pool], loaded, args, method, clocks, until) -> list[dict]:
     """Accuracy of every episode at every target and budget, with the sizes chosen for it; as many as time allows."""
     family.eval()
     samplers = {side: Sampler(getattr(loaded, side), SHAPE, seed=77) for side in ("id", "ood")}
+    characters = [domain for domain in loaded.id if domain.name.startswith("omniglot")]
+    if characters:
+        samplers["20-way 1-shot"] = Sampler(characters, Shape(ways=20, shots=1, queries=5), seed=77)
     cells = [(clock, rho) for clock in clocks for rho in BUDGETS]
     rows = [{"target": clock.name, "rho": rho, "accuracy": [], "chosen": [], "sizes": []} for clock, rho in cells]
     rows.append({"target": "whole", "rho": 1.0, "accuracy": [], "chosen": [], "sizes": []})
@@ -193,7 +203,7 @@ def judge(family: Family, trainer: Trainer, pools: dict[str, Pool], loaded, args
 
     with torch.inference_mode():
         for number in range(args.episodes):
-            if time.time() > until:
+            if time.time() > until and number >= 5:
                 break
             for side, sampler in samplers.items():
                 episode = sampler.episode(number)
@@ -204,7 +214,11 @@ def judge(family: Family, trainer: Trainer, pools: dict[str, Pool], loaded, args
                     plan = family.plan(means_WF, rho, clock.name)
                     key = (clock.name, rho, tuple((100 * plan.fraction_L).round().int().tolist()))
                     if key not in known:
-                        value_L = trainer.values(rho) if method.allocation == "learned" and method.train else None
+                        value_L = (
+                            module_values(trainer.value_BL, rho, family.floor)
+                            if method.allocation == "learned" and method.train
+                            else None
+                        )
                         solved = solve(family, plan.alpha_M, rho * clock.whole_ms, clock, value_L, num_steps=0)
                         known[key] = solved.sizes
                     sizes = list(known[key].values())
@@ -222,7 +236,7 @@ def judge(family: Family, trainer: Trainer, pools: dict[str, Pool], loaded, args
 def summary(rows: list[dict]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for row in rows:
-        for side in ("id", "ood"):
+        for side in dict.fromkeys(row["side"]):
             some = [a for a, s in zip(row["accuracy"], row["side"], strict=True) if s == side]
             found.setdefault(f"{row['target']} {side}", []).append(round(100 * sum(some) / len(some), 1))
     return found

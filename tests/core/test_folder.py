@@ -16,6 +16,12 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
+def test_a_file_is_as_readable_as_others(tmp_path):
+    (tmp_path / "plain").write_bytes(b"")
+    write_whole(tmp_path / "whole", b"")
+    assert (tmp_path / "whole").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_a_failed_write_leaves_the_old_file_alone(tmp_path):
     path = tmp_path / "file"
     write_whole(path, b"one")

@@ -21,6 +21,7 @@ def write_whole(path: Path, data: bytes) -> None:
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -28,6 +29,12 @@ def write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from apportion.errors import DataError
 from apportion.methods.adapt.clock import spread_start
-from apportion.methods.adapt.episodes import episode_logits, frozen_means
+from apportion.methods.adapt.episodes import episode_logits, frozen_means, scores
 from apportion.methods.adapt.family import Family, Plan
 from apportion.methods.adapt.pool import Pool
 from apportion.numerics.multipliers import Multipliers
@@ -43,6 +43,9 @@ OBJECTIVES: tuple[str, ...] = get_args(Objective)
 class TrainConfig:
     """How a family is trained; rates are of Adam, for the delta and for the small parts (policy, router, gates).
 
+    A slice learns from the whole network with weight ``distil``; the whole network from the labels with weight
+    ``whole`` and from the frozen one with weight ``anchor``, which keeps it usable on tasks unlike those trained on.
+
     Without ``slices`` the whole network alone is trained; ``look`` is the share of the steps before a learned policy
     begins. ``capacity`` is the most that the open delta gates may be of
     the groups kept; ``objective`` with ``beta`` is the mean, the tail mean of the worst ``1 - beta``, the worst domain,
@@ -56,6 +59,7 @@ class TrainConfig:
     weight_decay: float = 0.01
     distil: float = 1.0
     whole: float = 0.5
+    anchor: float = 0.5
     slices: bool = True
     look: float = 0.3
     capacity: float = 0.9
@@ -155,11 +159,13 @@ class Trainer:
         loss = functional.cross_entropy(slice_QW, label_Q)
         learned = functional.kl_div(slice_QW.log_softmax(-1), whole_QW.detach().softmax(-1), reduction="batchmean")
         whole_loss = functional.cross_entropy(whole_QW, label_Q)
+        frozen_QW = self._frozen(pool, episode, mean_WF).to(whole_QW.device)
+        anchored = functional.kl_div(whole_QW.log_softmax(-1), frozen_QW.softmax(-1), reduction="batchmean")
         return _Run(
             episode=episode,
             plan=plan,
             index=(self.names.index(name), budget_bin(rho, family.floor)),
-            loss=loss + config.distil * learned + config.whole * whole_loss,
+            loss=loss + config.distil * learned + config.whole * whole_loss + config.anchor * anchored,
             slice_loss=float(loss.detach()),
             whole_loss=float(whole_loss.detach()),
             accuracy=float((slice_QW.detach().argmax(-1) == label_Q).float().mean()),
@@ -168,6 +174,11 @@ class Trainer:
             u=family.clocks[name].ratio(plan.budget_L) - rho,
             open_share=family.open_share(plan.alpha_M, keep_G.detach()),
         )
+
+    def _frozen(self, pool: Pool, episode: Episode, mean_WF: Tensor) -> Tensor:
+        """Scores of the queries by the frozen network."""
+        query_QF = pool.feature_NF[torch.from_numpy(episode.query.row_N)]
+        return scores(query_QF, mean_WF, self.family.log_scale.detach().exp())
 
     def _tried(self, rho: float, generator: torch.Generator) -> Tensor:
         """Fractions somewhere between two neighbouring proportions of width and depth, at a budget."""
@@ -252,11 +263,6 @@ class Trainer:
             },
         }
 
-    def values(self, rho: float) -> Tensor:
-        """What a bit more of every module is worth around a budget; never nothing."""
-        value_L = self.value_BL[budget_bin(rho, self.family.floor)]
-        return value_L.clamp_min(0.05 * float(value_L.mean()) + 1e-6)
-
     def state(self) -> dict[str, Any]:
         """What a resumed run needs besides tensors."""
         return {
@@ -320,6 +326,12 @@ def schedule(number: int, config: TrainConfig) -> float:
 def budget_bin(rho: float, floor: float) -> int:
     """The range of budgets that a budget is in."""
     return min(NUM_BINS - 1, max(0, int(NUM_BINS * (rho - floor) / (1 - floor))))
+
+
+def module_values(value_BL: Tensor, rho: float, floor: float) -> Tensor:
+    """What a bit more of every module is worth around a budget; never nothing."""
+    value_L = value_BL[budget_bin(rho, floor)]
+    return value_L.clamp_min(0.05 * float(value_L.mean()) + 1e-6)
 
 
 def pool_device(pool: Pool) -> torch.device:

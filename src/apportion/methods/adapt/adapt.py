@@ -1,0 +1,254 @@
+"""Adapt: learn, once, how a network answers any small task within any budget; specialise does the rest in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from apportion.core.folder import write_whole
+from apportion.core.progress import Progress, Silent
+from apportion.cost.calibrate import calibrate
+from apportion.cost.parts import Parts
+from apportion.cost.profile import Profile
+from apportion.device.measure import Shape as InputShape
+from apportion.device.probe import working_target
+from apportion.errors import ApportionError, DataError
+from apportion.methods.adapt.clock import Clock
+from apportion.methods.adapt.episodes import order_units, unit_scores
+from apportion.methods.adapt.family import Family, FamilyConfig
+from apportion.methods.adapt.folder import AdaptConfig, AdaptFolder
+from apportion.methods.adapt.pool import Pool, make_pools
+from apportion.methods.adapt.train import TrainConfig, Trainer, module_values
+from apportion.models.load import load
+from apportion.models.network import Network
+from apportion.models.partition import Partition
+from apportion.models.safefile import read_header
+from apportion.tasks.domain import Domain
+from apportion.tasks.domains import load_domain
+from apportion.tasks.episode import Sampler, Shape
+from apportion.tasks.features import network_digest
+from apportion.tasks.protocol import PROTOCOLS, load_protocol, read_protocol
+
+SAVE_SECONDS = 60.0
+NUM_ORDER = 16
+
+
+def adapt(config: AdaptConfig, path: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Trains a family and leaves all of it in ``path``; started again with the same folder it goes on.
+
+    Returns:
+        The result as it stands in ``result.json``.
+    """
+    progress = progress or Silent()
+    folder = AdaptFolder(path)
+    domains = training_domains(config.tasks)
+    sampler = Sampler(
+        domains, Shape(ways=config.ways, shots=config.shots, queries=config.queries), seed=config.seed + 1
+    )
+    with progress.stage("load and trace"):
+        network = load(config.model, batch=config.batch, tokens=config.tokens, seed=config.seed)
+        if network.readout != "embedding":
+            raise DataError(f"{config.model} gives {network.readout}; adapt takes encoders, which give embeddings")
+        parts = Parts.of(network, Partition.of(network))
+    folder.start(config, network_digest(network))
+    finished = folder.result()
+    if finished is not None:
+        return finished
+    profiles = _profiles(config, folder, network, parts, progress)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    network.module.to(device)
+    pools = make_pools(network, domains, device, progress)
+    partition = _ordered(folder, network, parts.partition, pools, sampler, progress)
+    made = build(
+        config, network, replace(parts, partition=partition), profiles, next(iter(pools.values())).feature_NF.shape[1]
+    )
+    made.stacks.to(device)
+    trainer = Trainer(made, pools, sampler, train_config(config))
+    seconds = _train(trainer, folder, progress)
+    result = {
+        "model": config.model,
+        "tasks": config.tasks,
+        "domains": [domain.name for domain in domains],
+        "targets": {
+            clock.name: {"whole_ms": clock.whole_ms, "floor_ms": clock.floor_ms()} for clock in made.clocks.values()
+        },
+        "steps": config.steps,
+        "seconds": seconds,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "prices": shadow_prices(trainer),
+        "last": _last(folder.log),
+    }
+    folder.write("result.json", result)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """A trained family as it is read back, with what its training learned that modules are worth."""
+
+    config: AdaptConfig
+    family: Family
+    value_BL: Tensor
+
+    def values(self, rho: float) -> Tensor:
+        return module_values(self.value_BL, rho, self.family.floor)
+
+
+def read_learned(path: Path) -> Learned:
+    """Reads a finished run.
+
+    Raises:
+        ApportionError: no run, or one that is not finished.
+    """
+    folder = AdaptFolder(path)
+    config = folder.config()
+    if folder.result() is None:
+        raise ApportionError(f"{path} is not finished; start it again with apportion adapt to go on")
+    network = load(config.model, batch=config.batch, tokens=config.tokens, seed=config.seed)
+    orders = folder.read("orders.json")
+    parts = Parts.of(network, Partition.of(network).ordered(orders))
+    profiles = [Profile.load(folder.profile(target)) for target in config.targets]
+    header = read_header(folder.tensors)
+    features = header["router.per_class.0.weight"].shape[1] if "router.per_class.0.weight" in header else 0
+    family = build(config, network, parts, profiles, features)
+    family.load_state_dict({k: v for k, v in load_file(folder.tensors).items() if not k.startswith("adam.")})
+    return Learned(config, family, torch.tensor(folder.read("training.json")["prices"]["values"]))
+
+
+def build(
+    config: AdaptConfig, network: Network, parts: Parts, profiles: Iterable[Profile], num_features: int
+) -> Family:
+    """The family of a config, untrained."""
+    clocks = [Clock.of(profile, parts) for profile in profiles]
+    family = FamilyConfig(num_experts=config.experts, allocation=config.allocation, tightest=config.tightest)
+    return Family(network, parts.partition, clocks, num_features, family)
+
+
+def train_config(config: AdaptConfig) -> TrainConfig:
+    return TrainConfig(
+        steps=config.steps,
+        episodes=config.episodes,
+        objective=config.objective,
+        beta=config.beta,
+        capacity=config.capacity,
+        rate=config.rate,
+        warmup=min(100, config.steps // 5),
+        seed=config.seed,
+    )
+
+
+def training_domains(tasks: str) -> tuple[Domain, ...]:
+    """The domains to train on: of a protocol by name or file, or domains between commas."""
+    if tasks in PROTOCOLS or tasks.endswith(".toml"):
+        protocol = PROTOCOLS[tasks] if tasks in PROTOCOLS else read_protocol(Path(tasks))
+        return load_protocol(protocol, load_domain).train
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    if not names:
+        raise DataError(f"tasks {tasks!r} name no domain; give {', '.join(PROTOCOLS)}, a .toml file, or domains")
+    return tuple(load_domain(name) for name in names)
+
+
+def shadow_prices(trainer: Trainer) -> dict[str, Any]:
+    """Prices of time and of every module, by device and budget, as training left them."""
+    floor = trainer.family.floor
+    bins = trainer.mu.values.shape[1]
+    middles = [floor + (1 - floor) * (place + 0.5) / bins for place in range(bins)]
+    return {
+        "budgets": [round(rho, 4) for rho in middles],
+        "time": {name: trainer.mu.values[i].round(4).tolist() for i, name in enumerate(trainer.names)},
+        "modules": {
+            module.name: trainer.value_BL[:, place].numpy().round(5).tolist()
+            for place, module in enumerate(trainer.family.partition)
+        },
+    }
+
+
+def _profiles(
+    config: AdaptConfig, folder: AdaptFolder, network: Network, parts: Parts, progress: Progress
+) -> list[Profile]:
+    """The profile of every target: given, made by an earlier start, or measured now."""
+    given = {}
+    for name in config.profiles:
+        profile = Profile.load(Path(name))
+        given[profile.target.name] = profile
+    unknown = sorted(set(given) - set(config.targets))
+    if unknown:
+        raise DataError(f"a profile is of {unknown[0]}, which is not among the targets {', '.join(config.targets)}")
+    shape = InputShape(batch=config.batch, tokens=config.tokens, seed=config.seed)
+    found = []
+    for target in config.targets:
+        path = folder.profile(target)
+        if not path.is_file():
+            profile = given.get(target)
+            if profile is None:
+                with progress.stage(f"calibrate {target}") as update:
+                    where = working_target(target)
+                    profile = calibrate(network, parts, where, shape, seed=config.seed, on_share=update)
+            profile.save(path)
+        found.append(Profile.load(path))
+    return found
+
+
+def _ordered(
+    folder: AdaptFolder,
+    network: Network,
+    partition: Partition,
+    pools: dict[str, Pool],
+    sampler: Sampler,
+    progress: Progress,
+) -> Partition:
+    """The partition in its order of importance, found once."""
+    if not (folder.path / "orders.json").is_file():
+        with progress.stage("order the units"):
+            scores = unit_scores(network, partition, pools, [sampler.episode(number) for number in range(NUM_ORDER)])
+            orders = {module.name: list(module.order) for module in order_units(partition, scores)}
+        folder.write("orders.json", orders)
+    return partition.ordered(folder.read("orders.json"))
+
+
+def _train(trainer: Trainer, folder: AdaptFolder, progress: Progress) -> float:
+    """All steps that are left; tensors and state are saved every minute, the log after every step."""
+    steps, done, before = trainer.config.steps, 0, 0.0
+    if (folder.path / "training.json").is_file() and folder.tensors.is_file():
+        state = folder.read("training.json")
+        trainer.load_tensors(load_file(folder.tensors))
+        trainer.load_state(state["prices"])
+        done, before = int(state["steps"]), float(state["seconds"])
+    _cut(folder.log, done)
+    began = saved = time.perf_counter()
+    with progress.stage("train") as update, folder.log.open("a", encoding="utf-8") as log:
+        update(done / steps)
+        while done < steps:
+            log.write(json.dumps(trainer.step(done)) + "\n")
+            log.flush()
+            done += 1
+            update(done / steps)
+            if done == steps or time.perf_counter() - saved > SAVE_SECONDS:
+                os.fsync(log.fileno())
+                write_whole(folder.tensors, save(trainer.tensors()))
+                spent = before + time.perf_counter() - began
+                folder.write("training.json", {"steps": done, "seconds": spent, "prices": trainer.state()})
+                saved = time.perf_counter()
+    return before + time.perf_counter() - began
+
+
+def _cut(log: Path, done: int) -> None:
+    """Leaves the rows of the steps that were saved; later ones are run again."""
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)[:done] if log.is_file() else []
+    write_whole(log, "".join(lines).encode())
+
+
+def _last(log: Path) -> dict[str, Any]:
+    """Means over the last tenth of the log."""
+    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    some = rows[-max(1, len(rows) // 10) :]
+    return {name: sum(row[name] for row in some) / len(some) for name in ("loss", "whole_loss", "accuracy", "u", "mu")}

@@ -1,0 +1,96 @@
+"""The folders of adapt: a run with what was learned, and a specialised model with its certificate."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from apportion.core.folder import RunFolder
+from apportion.errors import ApportionError, DataError
+from apportion.methods.adapt.policy import ALLOCATIONS
+from apportion.methods.adapt.train import OBJECTIVES
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptConfig:
+    """What a run was asked for.
+
+    ``tasks`` is a protocol's name, a TOML file of one, or domains between commas; ``profiles`` are files that calibrate
+    wrote, and targets without one are calibrated first.
+    """
+
+    model: str
+    tasks: str
+    targets: tuple[str, ...]
+    profiles: tuple[str, ...] = ()
+    steps: int = 300
+    episodes: int = 4
+    ways: int = 5
+    shots: int = 5
+    queries: int = 5
+    experts: int = 4
+    allocation: str = "learned"
+    objective: str = "mean"
+    beta: float = 0.7
+    tightest: float = 0.15
+    capacity: float = 0.9
+    batch: int = 1
+    tokens: int = 32
+    rate: float = 2e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.targets or len(set(self.targets)) != len(self.targets):
+            raise DataError(f"targets {', '.join(self.targets) or 'none'} were given; name one or more, each once")
+        if self.allocation not in ALLOCATIONS or self.objective not in OBJECTIVES:
+            raise DataError(
+                f"allocation {self.allocation!r} and objective {self.objective!r} were asked for; possible are "
+                f"{', '.join(ALLOCATIONS)}, and {', '.join(OBJECTIVES)}"
+            )
+
+
+class AdaptFolder(RunFolder):
+    """Paths and files of one run of adapt."""
+
+    what = "adapt"
+    file = "adapt.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "training.jsonl"
+
+    @property
+    def tensors(self) -> Path:
+        return self.path / "family.safetensors"
+
+    def profile(self, target: str) -> Path:
+        return self.path / "profiles" / f"{target}.json"
+
+    def start(self, config: AdaptConfig, model_digest: str) -> None:
+        """Saves what was asked; refuses a folder that holds another run."""
+        content = json.dumps([asdict(config), model_digest], sort_keys=True)
+        self.begin(hashlib.sha256(content.encode()).hexdigest(), asdict(config))
+
+    def config(self) -> AdaptConfig:
+        asked = self.asked({field.name for field in fields(AdaptConfig)})
+        try:
+            return AdaptConfig(**{**asked, "targets": tuple(asked["targets"]), "profiles": tuple(asked["profiles"])})
+        except TypeError as error:
+            raise ApportionError(f"{self.path / self.file} is damaged ({error}); start the run again") from None
+
+
+class SpecialFolder(RunFolder):
+    """A specialised model: the model, its head, and its certificate."""
+
+    what = "specialised model"
+    file = "specialise.json"
+
+    @property
+    def head(self) -> Path:
+        return self.path / "head.safetensors"
+
+    def start(self, asked: dict[str, Any]) -> None:
+        self.begin(hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest(), asked)

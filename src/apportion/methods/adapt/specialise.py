@@ -1,0 +1,322 @@
+"""Specialise: from a trained run, a few labelled examples and a budget to a small model that measurably keeps it."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+from torch.nn import functional
+
+from apportion.core.budget import Budget
+from apportion.core.certificate import Certificate
+from apportion.core.folder import write_whole
+from apportion.core.meter import Reading
+from apportion.core.progress import Progress, Silent
+from apportion.cost.parts import Parts
+from apportion.cost.profile import Profile
+from apportion.device.measure import Candidate, Session, measure
+from apportion.device.measure import Shape as InputShape
+from apportion.device.probe import working_target
+from apportion.device.target import machine
+from apportion.errors import ApportionError, BudgetError, DataError
+from apportion.methods.adapt.adapt import Learned, read_learned
+from apportion.methods.adapt.clock import Clock
+from apportion.methods.adapt.episodes import class_means, scores
+from apportion.methods.adapt.folder import SpecialFolder
+from apportion.methods.adapt.pool import read_pool
+from apportion.methods.adapt.solve import refine_mixture, solve
+from apportion.models.load import load
+from apportion.models.network import Network, read_out
+from apportion.models.safefile import folder_digest
+from apportion.models.save import save as save_network
+from apportion.tasks.domain import Domain
+from apportion.tasks.domains import load_domain
+
+MAX_EXAMPLES = 2000
+MAX_CHECKS = 4
+WHOLE, MADE = "whole", "made"
+
+
+def specialise(
+    run: Path,
+    support: str,
+    budget: str,
+    out: Path,
+    *,
+    target: str | None = None,
+    profile: Path | None = None,
+    verify: bool = True,
+    risk: float = 0.0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Makes a model for the task of a support set, within a budget on a target, and writes it with its certificate.
+
+    Args:
+        support: labelled examples, as a file, a folder or a domain.
+        budget: one limit on latency, such as ``6ms`` or ``30%``.
+        target: one that was trained for; another with ``profile``, a file that calibrate wrote for it.
+        verify: measure in fresh processes, and step down while the budget is missed.
+        risk: weight of the variance of the examples' losses when the mixture is chosen.
+
+    Raises:
+        InfeasibleError: the budget is under the floor.
+    """
+    progress = progress or Silent()
+    folder = SpecialFolder(out)
+    domain = read_support(support)
+    with progress.stage("load the run"):
+        learned = read_learned(run)
+        clock = find_clock(learned, target, profile)
+    asked = Budget.parse(budget)
+    limit = asked.resolve({key: learned_baseline(clock) for key in asked.keys}).limits
+    if len(limit) != 1 or limit[0].quantity != "latency" or limit[0].target not in (None, clock.name):
+        raise BudgetError(f"budget {budget!r} is not one latency on {clock.name}; write it like 6ms or 30%")
+    limit_ms = limit[0].value
+    folder.start({"run": str(run), "support": support, "budget": budget, "target": clock.name, "risk": risk})
+    aimed_ms, session, made = limit_ms, None, None
+    for _ in range(MAX_CHECKS):
+        with progress.stage("adapt to the support set"):
+            made = _make(learned, clock, domain, aimed_ms, risk)
+        save_network(made.network, folder.model)
+        _write_head(folder, made)
+        if not verify:
+            break
+        with progress.stage("measure in fresh processes"):
+            session = _measure(learned, folder, clock)
+        ratio = session.ratio(MADE, WHOLE)
+        if ratio.value * clock.whole_ms <= limit_ms:
+            break
+        aimed_ms *= 0.98 * limit_ms / (ratio.value * clock.whole_ms)
+    assert made is not None
+    result: dict[str, Any] = {
+        "budget": budget,
+        "limits": {"latency": limit_ms},
+        "target": clock.name,
+        "classes": list(domain.classes),
+        "examples": len(domain),
+        "sizes": made.sizes,
+        "mixture": made.alpha,
+        "predicted_ms": made.predicted_ms,
+        "upper_ms": made.upper_ms,
+        "support_accuracy": made.accuracy,
+        "adaptation": made.seconds,
+        "whole_ms": clock.whole_ms,
+        "met": made.upper_ms <= limit_ms,
+        "run": str(out),
+    }
+    if session is not None:
+        certificate = _certify(asked, limit_ms, clock, session, folder, made)
+        folder.write("certificate.json", certificate.to_json())
+        measured = certificate.measured["latency"]
+        result |= {"measured_ms": measured.value, "utilisation": measured.value / limit_ms, "met": certificate.met}
+    folder.write("result.json", result)
+    return result
+
+
+def read_support(ref: str) -> Domain:
+    """Labelled examples of at least two classes.
+
+    Raises:
+        DataError: one class, or far too many examples for a support set.
+    """
+    domain = load_domain(ref)
+    if len(domain.classes) < 2:
+        raise DataError(f"{ref} holds one class, {domain.classes[0]!r}; a task needs examples of at least two")
+    if len(domain) > MAX_EXAMPLES:
+        raise DataError(f"{ref} holds {len(domain)} examples; a support set has at most {MAX_EXAMPLES}: give a sample")
+    return domain
+
+
+def find_clock(learned: Learned, target: str | None, profile: Path | None) -> Clock:
+    """The clock of a target that was trained for, or of one with a profile of its own."""
+    family = learned.family
+    known = ", ".join(family.clocks)
+    if profile is not None:
+        parts = Parts.of(family.network, family.partition)
+        clock = Clock.of(Profile.load(profile), parts)
+        if target is not None and clock.name != target:
+            raise ApportionError(f"the profile is of {clock.name}, not of {target}; leave one of them out")
+        return clock
+    if target is None and len(family.clocks) == 1:
+        return next(iter(family.clocks.values()))
+    if target is None or target not in family.clocks:
+        given = "no target was named" if target is None else f"the run was not trained for {target}"
+        raise ApportionError(f"{given}; it knows {known}; for another one give --profile FILE (apportion calibrate)")
+    return family.clocks[target]
+
+
+def learned_baseline(clock: Clock) -> Reading:
+    return clock.profile.baseline
+
+
+class _Made:
+    """A specialised network with its head, and what making it took."""
+
+    def __init__(self, network: Network, mean_WF: Tensor, scale: float, classes: tuple[str, ...]) -> None:
+        self.network, self.mean_WF, self.scale, self.classes = network, mean_WF, scale, classes
+        self.sizes: dict[str, int] = {}
+        self.alpha: list[float] = []
+        self.predicted_ms = self.upper_ms = self.accuracy = 0.0
+        self.seconds: dict[str, float] = {}
+
+
+def _make(learned: Learned, clock: Clock, domain: Domain, budget_ms: float, risk: float) -> _Made:
+    family, began = learned.family, time.perf_counter()
+    rho = min(1.0, budget_ms / clock.whole_ms)
+    pool = read_pool(family.network, domain)
+    rows = np.arange(len(domain))
+    inputs, label_S = pool.at(rows), torch.from_numpy(domain.label_N)
+    ways = len(domain.classes)
+    with torch.no_grad():
+        frozen_SF = read_out(family.network, inputs).float()
+        encoded = time.perf_counter()
+        known = clock.name if clock.name in family.clocks else next(iter(family.clocks))
+        alpha_M = family.plan(class_means(frozen_SF, label_S, ways), rho, known).alpha_M
+        value_L = learned.values(rho)
+    # on a device that was trained for the policy's fractions stand; another one prices them anew
+    num_steps = 0 if clock.name in family.clocks else 12
+    solved = solve(family, alpha_M, budget_ms, clock, value_L, num_steps=num_steps)
+    keep_G = family.keep_of(solved.sizes)
+    scale = float(family.log_scale.detach().exp())
+    solver_s = time.perf_counter() - encoded
+
+    def loss(mixture_M: Tensor) -> float:
+        with torch.no_grad():
+            feature_SF = family.embed(inputs, family.gates(mixture_M), keep_G).float()
+            return left_out_loss(feature_SF, label_S, ways, scale, risk)
+
+    begun = time.perf_counter()
+    alpha_M, num_passes = refine_mixture(loss, alpha_M)
+    refined = time.perf_counter()
+    network = family.sliced(alpha_M, solved.sizes)
+    sliced = time.perf_counter()
+    with torch.no_grad():
+        feature_SF = read_out(network, inputs).float()
+        mean_WF = functional.normalize(class_means(feature_SF, label_S, ways), dim=-1)
+    made = _Made(network, mean_WF, scale, domain.classes)
+    made.sizes, made.alpha = solved.sizes, [round(float(a), 4) for a in alpha_M]
+    made.predicted_ms, made.upper_ms = solved.predicted_ms, solved.upper_ms
+    made.accuracy = float((scores(feature_SF, mean_WF, scale).argmax(-1) == label_S).float().mean())
+    made.seconds = {
+        "encode": encoded - began,
+        "solve": solver_s,
+        "refine": refined - begun,
+        "slice": sliced - refined,
+        "total": time.perf_counter() - began,
+        "passes": float(num_passes + 2),
+    }
+    return made
+
+
+def left_out_loss(feature_SF: Tensor, label_S: Tensor, ways: int, scale: float, risk: float = 0.0) -> float:
+    r"""Mean loss of every example against class means without it, plus its variance times a risk weight (eq. A14).
+
+    .. math:: \hat\ell = \mathrm{mean}_i\, \ell_i + \rho\, \mathrm{var}_i\, \ell_i
+
+    A class of one example keeps it in its mean.
+    """
+    one_SW = functional.one_hot(label_S, ways).to(feature_SF)
+    count_W = one_SW.sum(0)
+    sum_WF = one_SW.T @ feature_SF
+    own_SF = sum_WF[label_S] - feature_SF
+    alone_S = count_W[label_S] < 2
+    own_SF = torch.where(alone_S[:, None], feature_SF, own_SF)
+    score_SW = scores(feature_SF, sum_WF, scale)
+    own_S = scale * (functional.normalize(feature_SF, dim=-1) * functional.normalize(own_SF, dim=-1)).sum(-1)
+    score_SW = torch.where(one_SW.bool(), own_S[:, None], score_SW)
+    loss_S = functional.cross_entropy(score_SW, label_S, reduction="none")
+    return float(loss_S.mean() + risk * loss_S.var(correction=0))
+
+
+def _write_head(folder: SpecialFolder, made: _Made) -> None:
+    tensors = {"mean_WF": made.mean_WF.contiguous(), "scale": torch.tensor(made.scale)}
+    write_whole(folder.head, save(tensors))
+    folder.write("classes.json", {"classes": list(made.classes)})
+
+
+def _measure(learned: Learned, folder: SpecialFolder, clock: Clock) -> Session:
+    """The model beside the whole network, in three fresh processes."""
+    config = learned.config
+    return measure_pair(config.model, folder.model, clock.profile.target.name, clock.profile.shape)
+
+
+def measure_pair(whole: str, made: Path, target: str, shape: InputShape) -> Session:
+    candidates = [Candidate(name=WHOLE, ref=whole), Candidate(name=MADE, ref=str(made))]
+    session = measure(candidates, working_target(target), shape, processes=3, tolerance=0.01)
+    session.require()
+    return session
+
+
+def _certify(
+    asked: Budget, limit_ms: float, clock: Clock, session: Session, folder: SpecialFolder, made: _Made
+) -> Certificate:
+    ratio = session.ratio(MADE, WHOLE)
+    whole = clock.whole_ms
+    measured = Reading(value=ratio.value * whole, unit="ms", stderr=ratio.stderr * whole, count=ratio.count)
+    resolved = asked.resolve(dict.fromkeys(asked.keys, clock.profile.baseline))
+    accuracy = Reading(value=made.accuracy, unit="ratio", count=len(made.mean_WF))
+    return Certificate(
+        asked=str(asked),
+        budget=resolved,
+        baseline={limit.key: clock.profile.baseline for limit in resolved.limits},
+        measured={limit.key: measured for limit in resolved.limits} | {"latency": measured},
+        quality={"support": accuracy},
+        artefact=folder_digest(folder.model),
+        target=clock.name,
+        conditions={"machine": machine(), **session.conditions, "shape": vars(clock.profile.shape)},
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        confidence=0.95,
+        z=0.0,
+    )
+
+
+class Specialised:
+    """A specialised model read back, ready to classify."""
+
+    def __init__(self, path: Path) -> None:
+        folder = SpecialFolder(path)
+        self.classes = tuple(str(name) for name in folder.read("classes.json")["classes"])
+        self.network = load(str(folder.model))
+        tensors = load_file(folder.head)
+        self.mean_WF, self.scale = tensors["mean_WF"], float(tensors["scale"])
+        if len(self.mean_WF) != len(self.classes):
+            raise ApportionError(f"{path} has a head of {len(self.mean_WF)} classes and names {len(self.classes)}")
+
+    @torch.inference_mode()
+    def probabilities(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Probability of every class for a batch of inputs, shape (N, W)."""
+        return scores(read_out(self.network, inputs).float(), self.mean_WF, self.scale).softmax(-1)
+
+
+def verify_specialised(path: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Measures a specialised model again, beside the whole network; ``met`` says whether it keeps its promise."""
+    folder = SpecialFolder(path)
+    certificate = folder.certificate()
+    asked = folder.asked({"run", "support", "budget", "target", "risk"})
+    if not folder.model.is_dir() or folder_digest(folder.model) != certificate.artefact:
+        raise ApportionError(f"{folder.model} is not the model that was certified; specialise again")
+    learned = read_learned(Path(asked["run"]))
+    with (progress or Silent()).stage("measure in fresh processes"):
+        shape = InputShape(**certificate.conditions["shape"])
+        session = measure_pair(learned.config.model, folder.model, certificate.target, shape)
+    ratio, whole = session.ratio(MADE, WHOLE), next(iter(certificate.baseline.values())).value
+    measured = Reading(value=ratio.value * whole, unit="ms", stderr=ratio.stderr * whole, count=ratio.count)
+    limits = {limit.key: limit.value for limit in certificate.budget.limits}
+    return {
+        "budget": certificate.asked,
+        "limits": limits,
+        "target": certificate.target,
+        "baseline": {key: certificate.baseline[key].to_json() for key in limits},
+        "final": {key: measured.to_json() for key in limits},
+        "measured_ms": measured.value,
+        "conditions": dict(session.conditions),
+        "met": all(measured.value <= value for value in limits.values()),
+        "run": str(path),
+    }

@@ -47,33 +47,6 @@ def test_targets_says_of_every_target_whether_it_works(apportion):
     assert set(told["energy"]) == {"cpu", "cuda"}
 
 
-@pytest.mark.slow
-def test_a_profile_is_made_and_audited(apportion, tmp_path):
-    target = "ort-cpu-1t"
-    if missing_packages(find_target(target)):
-        pytest.skip(f"not installed: {missing_packages(find_target(target))}")
-    told = apportion.json("calibrate", CNN, "--target", target, "-o", "p.json")
-    assert told["exit"] == 0
-    assert told["baseline"]["value"] > told["floor_ms"] > 0
-    assert all(price >= 0 for price in told["prices_ms"].values())
-    profile = Profile.load(tmp_path / "p.json")
-    assert profile.cost.monotone
-    assert profile.cost.bound.finite
-    done = apportion("audit", "p.json")
-    assert done.returncode == 2
-    assert CNN in done.stderr
-    assert "--model" in done.stderr
-    found = apportion.json("audit", "p.json", "--model", CNN, "--count", 16, "--plot", "plot.html")
-    assert found["exit"] == 0
-    assert found["count"] == 16
-    assert 0 <= found["coverage"] <= 1
-    assert found["spearman"] > 0.5
-    assert "<html" in (tmp_path / "plot.html").read_text()[:200]
-    again = apportion("audit", "p.json", "--model", CNN, "--seed", 0, "--json")
-    assert again.returncode == 2
-    assert "another seed" in again.stderr
-
-
 def test_audit_refuses_what_is_no_profile(told, tmp_path):
     (tmp_path / "x.json").write_text(json.dumps({"hello": 1}))
     for name, part in (("x.json", "not a profile"), ("gone.json", "no profile")):
@@ -83,22 +56,37 @@ def test_audit_refuses_what_is_no_profile(told, tmp_path):
         assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_profile_is_corrected_and_planned_with(apportion, tmp_path, images):
-    apportion.json("calibrate", CNN, "--target", "torch-cpu-1t", "-o", "torch.json")
-    corrected = apportion.json(
-        "audit", "torch.json", "--model", CNN, "--count", 8, "--recalibrate", "affine", "-o", "today.json"
-    )
+@pytest.mark.slow
+def test_a_profile_is_made_audited_corrected_and_planned_with(apportion, told, tmp_path, images):
+    made = apportion.json("calibrate", CNN, "--target", "torch-cpu-1t", "-o", "p.json")
+    assert made["exit"] == 0
+    assert made["baseline"]["value"] > made["floor_ms"] > 0
+    assert all(price >= 0 for price in made["prices_ms"].values())
+    profile = Profile.load(tmp_path / "p.json")
+    assert profile.cost.monotone
+    assert profile.cost.bound.finite
+    found = apportion.json("audit", "p.json", "--model", CNN, "--count", 8, "--plot", "plot.html")
+    assert found["exit"] == 0
+    assert found["count"] == 8
+    assert 0 <= found["coverage"] <= 1
+    assert "<html" in (tmp_path / "plot.html").read_text()[:200]
+    options = ("--count", 8, "--recalibrate", "affine", "-o", "today.json")
+    corrected = apportion.json("audit", "p.json", "--model", CNN, *options)
     assert corrected["count"] == 4  # judged on the half that did not correct it
     assert json.loads((tmp_path / "today.json").read_text())["cost"]["recalibration"]["kind"] == "affine"
-    one_line = apportion("audit", "torch.json", "--model", CNN, "--recalibrate", "magic", "-o", "x.json", "--json")
-    assert one_line.returncode == 2
-    assert "affine, isotonic, margin" in one_line.stderr
     result = apportion.json(
         "fit", CNN, "--budget", "latency<=80%@torch-cpu-1t", "--profile", "today.json", "--data", images, "-o", "run"
     )
     assert result["outcome"] in ("met", "budget violation")
-    wrong = apportion(
-        "fit", CNN, "--budget", "latency<=80%@torch-cpu-2t", "--profile", "today.json", "--data", images, "-o", "other"
-    )
-    assert wrong.returncode == 2
-    assert "is about torch-cpu-1t" in wrong.stderr
+    for args, part in (
+        (("audit", "p.json"), "--model"),
+        (("audit", "p.json", "--model", CNN, "--seed", 0), "another seed"),
+        (("audit", "p.json", "--model", CNN, "--recalibrate", "magic", "-o", "x.json"), "affine, isotonic, margin"),
+        (
+            ("fit", CNN, "--budget", "8ms@torch-cpu-2t", "--profile", "today.json", "--data", images, "-o", "other"),
+            "is about torch-cpu-1t",
+        ),
+    ):
+        refused = told(*args, "--json")
+        assert refused.returncode == 2
+        assert part in refused.stderr

@@ -1,45 +1,67 @@
 """modelopt's FastNAS, run by ``others.py`` in an environment of its own: prunes to a share of the FLOPs.
 
-    python benchmarks/compress_vs_peers/fastnas.py MODEL SHARE FILE
+    python benchmarks/compress_vs_peers/fastnas.py MODEL FOLDER SHARE...
 
-writes the pruned module's widths and weights as a plain state to FILE.
+writes one pruned module per share into the folder, each exported as ONNX after the fine-tuning that every tool gets.
 """
 
 from __future__ import annotations
 
+import copy
+import json
 import sys
+import time
 from pathlib import Path
 
 import modelopt.torch.prune as mtp
 import torch
+from modelopt.torch.prune.fastnas import FastNASConfig
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.compress_vs_peers.cases import CASES
 
+from apportion.device.runtimes.graph import export_onnx
+from apportion.methods.compress.norms import renormalised
+from apportion.methods.compress.repair import Distil, DistilOptions
+
+DIVISOR = 8  # of channels; its default of 32 leaves this network nothing to choose
+
 
 def main() -> None:
-    name, share, out = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3])
+    name, folder, shares = sys.argv[1], Path(sys.argv[2]), [float(share) for share in sys.argv[3:]]
     torch.set_num_threads(1)
     case = CASES[name]
-    module = case.network.module
-    batches = [batch["pixel_values"] for batch in case.splits.calibration.batches]
     meter = case.meter.over(case.splits.selection)
-    pruned, _ = mtp.prune(
-        model=module,
-        mode=[("fastnas", mtp.fastnas.FastNASConfig(**{"nn.Conv2d": {"*": {"channel_divisor": 4}}}).model_dump())]
-        if hasattr(mtp, "fastnas") and len(sys.argv) > 4
-        else "fastnas",
-        constraints={"flops": f"{share:.0%}"},
-        dummy_input=case.network.inputs["pixel_values"],
-        config={
-            "data_loader": batches,
-            "collect_func": lambda batch: batch,
-            "score_func": lambda model: meter.read(case.network.replace(module=model.eval())).value,
-            "max_iter_data_loader": len(batches),
-            "checkpoint": str(out.with_suffix(".search")),
-        },
-    )
-    torch.save(pruned, out)
+    batches = [batch["pixel_values"] for batch in case.splits.calibration.batches]
+    config = FastNASConfig().model_dump()
+    for kind in ("nn.Conv2d", "nn.Linear"):
+        for rules in config.get(kind, {}).values():
+            rules["channel_divisor" if kind == "nn.Conv2d" else "feature_divisor"] = DIVISOR
+    distil = Distil(case.network, case.splits.training, (), DistilOptions(steps=case.steps))
+    for share in shares:
+        began = time.perf_counter()
+        out = folder / f"{share:.2f}"
+        out.mkdir(parents=True, exist_ok=True)
+
+        def score(module: torch.nn.Module) -> float:
+            return meter.read(case.network.replace(module=module.eval())).value
+
+        pruned, _ = mtp.prune(
+            model=copy.deepcopy(case.network.module),
+            mode=[("fastnas", config)],
+            constraints={"flops": f"{share:.0%}"},
+            dummy_input=case.network.inputs["pixel_values"],
+            config={
+                "data_loader": batches,
+                "collect_func": lambda batch: batch,
+                "score_func": score,
+                "max_iter_data_loader": len(batches),
+                "checkpoint": str(folder / "search.pth"),
+            },
+        )
+        network = distil.train(renormalised(case.network.replace(module=pruned), case.splits.calibration))
+        export_onnx(network, out)
+        (out / "told.json").write_text(json.dumps({"share": share, "seconds": time.perf_counter() - began}))
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ PACKAGES = ("torch", "torch-pruning", "nncf", "onnxruntime", "openvino", "moocor
 class Pair:
     """One model on one target: its points, made where they are not saved yet."""
 
-    def __init__(self, case: Case, target: Target, folder: Path, rungs: int) -> None:
-        self.case, self.target, self.rungs = case, target, rungs
+    def __init__(self, case: Case, target: Target, folder: Path, rungs: int, again: bool = False) -> None:
+        self.case, self.target, self.rungs, self.again = case, target, rungs, again
         self.work = WORK / case.name / target.name
         self.path = folder / f"{case.name}.{target.name}.json"
         self.points = [point for point in read(self.path) if Path(point.artefact).is_dir()]
@@ -64,7 +64,7 @@ class Pair:
         self.add(tool, name, before + time.perf_counter() - began, folder, **more)
 
     def time_all(self) -> None:
-        if any(point.ratio is None for point in self.points):
+        if self.again or any(point.ratio is None for point in self.points):
             self.points = timed(self.points, self.target)
             save(self.points, self.path)
 
@@ -140,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="ResNet-20 on ONNX Runtime, three budgets, few steps")
     parser.add_argument("--saved", action="store_true", help="print the tables of the saved points, measuring nothing")
+    parser.add_argument("--again", action="store_true", help="time all saved points again")
     parser.add_argument("--models", nargs="*", default=list(CASES), choices=list(CASES))
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -154,7 +155,7 @@ def main() -> None:
         if args.saved:
             found = {target: read(folder / f"{name}.{target}.json") for target in targets}
         else:
-            pairs = [Pair(case, working_target(target), folder, rungs) for target in targets]
+            pairs = [Pair(case, working_target(target), folder, rungs, args.again) for target in targets]
             for pair in pairs:
                 if args.quick:
                     pair.work = WORK / "quick" / name

@@ -83,7 +83,7 @@ def show(results: Mapping[tuple[str, str], Sequence[Point]], floors: Mapping[str
             seconds = max(point.seconds for point in points if point.tool == tool)
             said = f"{own[0]} of {own[1]}" if own[1] else "none made"
             print(f"| {tool} | {' | '.join(told)} | {volume(points, tool):.3f} | {said} | {seconds:.0f} |")
-        for name, reason in others.not_run(points).items():
+        for name, reason in others.not_run(model, points).items():
             print(f"| {name} |" + " |" * len(wanted) + f" | not run: {reason} | |")
         found = []
         for budget in wanted:

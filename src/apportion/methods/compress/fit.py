@@ -13,6 +13,7 @@ from apportion.core.budget import Budget
 from apportion.core.certificate import Certificate
 from apportion.core.ledger import Ledger
 from apportion.core.loop import Result
+from apportion.core.meter import Reading
 from apportion.core.progress import Progress, Silent
 from apportion.device.target import machine
 from apportion.methods.compress.bench import Bench, budget_target, model_digest
@@ -83,6 +84,7 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
         else:
             start = _reload(plan.network, rung)
         setting = told["setting"]
+        plan.learn(start, {key: Reading.from_json(fields) for key, fields in told["final"].items()})
         ladder.append({"rung": place} | {key: told[key] for key in ("limits", "final", "quality_after", "met")})
         rundir.use(place)
         if not told["met"]:

@@ -61,6 +61,7 @@ class Plan:
         self.network, self.partition, self.bench, self.progress = network, partition, bench, progress
         self.allowed = frozenset(config.rules.split(","))
         self.calibration: Anchored | None = None
+        self.overstated = 1.0
         self.meters: dict[str, Meter[Network]] = static_meters()
         self.latency = latency_limit(asked)
         twin = int8_twin(bench.target) if "quantise" in self.allowed else None
@@ -199,9 +200,15 @@ class Plan:
 
         return self.bench.session(folder, clear)
 
+    def learn(self, network: Network, final: Mapping[str, Reading]) -> None:
+        """Remembers how much the prediction overstates a rung that was measured, for the aim of the next."""
+        if self.latency is not None:
+            key = self.latency.key
+            self.overstated = max(1.0, self.meters[key].read(network).value / final[key].value)
+
     def _aim(self, budget: Budget) -> Budget:
-        """Limits to plan towards: somewhat looser on the clock, which predictions may overstate."""
-        return budget if self.latency is None else budget.scaled({self.latency.key: LOOSER})
+        """Limits to plan towards: looser on the clock, by what predictions overstated before and may further."""
+        return budget if self.latency is None else budget.scaled({self.latency.key: LOOSER * self.overstated})
 
     def _knobs_from(self, setting: Mapping[str, Value]) -> list[Knob]:
         """The knobs that save cost, starting where the rung before ended."""

@@ -23,9 +23,7 @@ def command(
     tasks: Annotated[str, typer.Option(help="Protocol, .toml file, or domains between commas.")],
     targets: Annotated[str, typer.Option(help="Where it will run, between commas.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Run folder; the same folder resumes.", metavar="RUN")],
-    profile: Annotated[
-        list[Path] | None, typer.Option(help="What calibrate wrote; else measured.")
-    ] = None,
+    profile: Annotated[list[Path] | None, typer.Option(help="What calibrate wrote; else measured.")] = None,
     steps: Annotated[int, typer.Option(help="Of training.")] = 300,
     episodes: Annotated[int, typer.Option(help="In every step.")] = 4,
     ways: Annotated[int, typer.Option(help="Classes of a training episode.")] = 5,

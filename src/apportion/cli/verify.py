@@ -16,9 +16,7 @@ Example: apportion verify runs/minilm
 
 
 def command(
-    run: Annotated[
-        Path, typer.Argument(help="Folder of a finished run.", metavar="RUN", show_default=False)
-    ],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", metavar="RUN", show_default=False)],
     model: Annotated[str | None, typer.Option(help="The original, where it came from a factory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:

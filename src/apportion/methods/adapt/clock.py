@@ -143,7 +143,7 @@ def spread_start(clocks: Sequence[Clock], knots: Sequence[float], depth: float =
     rows = []
     for rho in knots:
         low, high = 1e-6, 1.0
-        for _ in range(40):
+        for _ in range(18):
             gamma = 0.5 * (low + high)
             cost = sum(float(clock.ratio(gamma**power_L)) for clock in clocks) / len(clocks)
             low, high = (gamma, high) if cost < rho else (low, gamma)

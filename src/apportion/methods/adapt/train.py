@@ -107,7 +107,9 @@ class Trainer:
         self.large, self.small = large, small
         learned = family.config.allocation == "learned" and config.slices
         self.num_look = int(config.look * config.steps) if learned else 0
-        self.starts_TKL = torch.stack([spread_start([*family.clocks.values()], family.knots, d) for d in DEPTHS])
+        if self.num_look:
+            clocks = [*family.clocks.values()]
+            self.starts_TKL = torch.stack([spread_start(clocks, family.knots, depth) for depth in DEPTHS])
 
     def step(self, number: int) -> dict[str, Any]:
         """One step of descent and ascent; returns what is logged."""

@@ -1,0 +1,141 @@
+"""``apportion adapt`` and ``apportion specialize`` end to end, on a shipped transformer and real digits."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.methods.adapt.conftest import profile_of
+
+from apportion.cost.parts import Parts
+from apportion.methods.adapt.adapt import adapt, read_learned
+from apportion.methods.adapt.folder import AdaptConfig
+from apportion.methods.adapt.specialise import Specialised, specialise, verify_specialised
+from apportion.methods.adapt.train import Trainer
+from apportion.models.load import load
+from apportion.models.partition import Partition
+from apportion.tasks.domains import load_domain
+from apportion.tasks.features import image_inputs
+
+pytest.importorskip("sklearn")
+
+
+def config_of(folder, **changes):
+    wanted = {"steps": 3, "episodes": 1, "ways": 3, "shots": 2, "queries": 2, "experts": 2, "tokens": 64} | changes
+    return AdaptConfig(
+        model="vit-64", tasks="digits", targets=("torch-cpu-1t",), profiles=(str(folder / "p.json"),), **wanted
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of a few steps, with a profile by counted operations in place of a measured one."""
+    folder = tmp_path_factory.mktemp("adapt")
+    network = load("vit-64")
+    parts = Parts.of(network, Partition.of(network))
+    profile_of(parts, "torch-cpu-1t", quantile=0.2).save(folder / "p.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("apportion.methods.adapt.adapt.NUM_ORDER", 2)
+        assert adapt(config_of(folder), folder / "run")["steps"] == 3
+    return folder
+
+
+@pytest.fixture(scope="module")
+def support(trained):
+    """Two images of each of four digits, as class folders."""
+    domain = load_domain("digits")
+    for name in ("0", "1", "4", "7"):
+        place = trained / "support" / name
+        place.mkdir(parents=True)
+        for row in domain.examples(name)[:2]:
+            Image.fromarray(np.asarray(domain.content[int(row)])).save(place / f"{row}.png")
+    return trained / "support"
+
+
+@pytest.mark.slow
+def test_a_support_set_and_a_budget_become_a_measured_model(trained, support):
+    out = trained / "task"
+    result = specialise(trained / "run", str(support), "60%", out, verify=True)
+    assert result["classes"] == ["0", "1", "4", "7"]
+    assert result["upper_ms"] <= 0.6 * result["whole_ms"]
+    assert set(result["adaptation"]) >= {"encode", "solve", "refine", "slice", "total"}
+    certificate = json.loads((out / "certificate.json").read_text())
+    assert certificate["met"] == result["met"]
+    made = Specialised(out)
+    domain = load_domain("digits")
+    images = [np.asarray(domain.content[int(row)]) for row in domain.examples("7")[5:8]]
+    probability_NW = made.probabilities(image_inputs(load("vit-64"), images))
+    assert probability_NW.shape == (3, 4)
+    again = verify_specialised(out)
+    assert again["limits"]
+    assert again["measured_ms"] > 0
+
+
+def test_a_killed_run_goes_on_and_a_finished_one_is_not_run_again(trained, monkeypatch):
+    other = trained / "resumed"
+    monkeypatch.setattr("apportion.methods.adapt.adapt.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("apportion.methods.adapt.adapt.NUM_ORDER", 2)
+    step = Trainer.step
+
+    def dies(self, number):
+        if number == 2:
+            raise KeyboardInterrupt
+        return step(self, number)
+
+    monkeypatch.setattr(Trainer, "step", dies)
+    with pytest.raises(KeyboardInterrupt):
+        adapt(config_of(trained), other)
+    monkeypatch.setattr(Trainer, "step", step)
+    resumed = adapt(config_of(trained), other)
+    logs = [
+        [json.loads(line) for line in (run / "training.jsonl").read_text().splitlines()]
+        for run in (other, trained / "run")
+    ]
+    assert [row["step"] for row in logs[0]] == [0, 1, 2]
+    for one, two in zip(*logs, strict=True):  # kernels round by the layout of memory, so not to the last bit
+        assert one["loss"] == pytest.approx(two["loss"], rel=0.05)
+    monkeypatch.setattr(Trainer, "step", dies)
+    assert adapt(config_of(trained), other) == resumed
+
+
+def test_what_was_learned_is_read_back(trained):
+    learned = read_learned(trained / "run")
+    assert learned.config.targets == ("torch-cpu-1t",)
+    assert (learned.values(0.5) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("budget", "target", "says"),
+    [
+        ("0.001ms", "torch-cpu-1t", "floor"),
+        ("size<=1MB", "torch-cpu-1t", "write it like 6ms"),
+        ("50%", "ort-cpu-1t", "it knows torch-cpu-1t"),
+    ],
+)
+def test_what_can_not_be_is_told_in_one_line(told, trained, support, budget, target, says):
+    done = told(
+        "specialize", trained / "run", "--support", support, "--budget", budget, "--target", target, "-o", "x", "--json"
+    )
+    assert done.returncode in (2, 3)
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("adapt", "vit-64", "--tasks", "nothing", "--targets", "torch-cpu-1t", "-o", "x"), "nothing"),
+        (("adapt", "vit-64", "--tasks", "digits", "--targets", "a,a", "-o", "x"), "each once"),
+        (("adapt", "vit-64", "--tasks", "digits", "--targets", "a", "--allocation", "best", "-o", "x"), "possible are"),
+        (("specialize", "no-run", "--support", "digits", "--budget", "5ms", "-o", "x"), "no-run"),
+        (("specialize", "no-run", "--support", "digits", "--budget", "5 mms", "-o", "x"), "5 mms"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(told, args, says):
+    done = told(*args, "--json")
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert says in line

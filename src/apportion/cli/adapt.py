@@ -44,6 +44,7 @@ def command(
     from apportion.cli.show import Bars, new_table, print_table
     from apportion.methods.adapt.adapt import adapt
     from apportion.methods.adapt.folder import AdaptConfig
+    from apportion.report.prices import write_prices
 
     config = AdaptConfig(
         model=backbone,
@@ -65,6 +66,7 @@ def command(
         seed=seed,
     )
     result = adapt(config, out, Bars(quiet=as_json))
+    write_prices(result["prices"], f"{backbone} on {tasks}: what is worth its time", out / "prices.html")
     if as_json:
         print(json.dumps(result))
         return Exit.MET
@@ -77,5 +79,6 @@ def command(
         f"{result['steps']} steps; the last tenth: {last['accuracy']:.1%} of queries at budgets drawn, "
         f"loss {last['loss']:.3f} (whole network {last['whole_loss']:.3f})"
     )
+    typer.echo(f"prices of time and of every module: {out / 'prices.html'}")
     typer.echo(f"next: apportion specialize {out} --support FILE --budget 30% --target {config.targets[0]} -o MODEL")
     return Exit.MET

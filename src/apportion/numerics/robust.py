@@ -50,7 +50,7 @@ def kl_weights(loss_E: Array, radius: float) -> Array:
         return np.full(len(loss_E), 1 / len(loss_E))
     if radius >= math.log(len(loss_E) / np.count_nonzero(loss_E == loss_E.max())):
         worst_E = (loss_E == loss_E.max()).astype(np.float64)
-        return worst_E / worst_E.sum()
+        return np.asarray(worst_E / worst_E.sum())
     low, high = 1e-6 * spread, 1e6 * spread
     for _ in range(100):
         middle = math.sqrt(low * high)

@@ -166,7 +166,11 @@ def main() -> None:
                 others.run(pair)
                 pair.time_all()
             found = {pair.target.name: pair.points for pair in pairs}
-        results |= {(name, target): points for target, points in found.items() if points}
+        for target, points in found.items():
+            if points and all(point.ratio is not None for point in points):
+                results[name, target] = points
+            else:
+                print(f"{name} on {target}: not measured to the end yet; run again without --saved", flush=True)
     figures = table.show(results, {name: CASES[name].floor for name in names}, rungs)
     summary = {
         "figures": figures,

@@ -56,17 +56,12 @@ def promises(points: Sequence[Point], tool: str, wanted: Sequence[float]) -> tup
         original = next(point for point in points if point.tool == ORIGINAL)
         return sum(original.accuracy - point.accuracy <= MAX_DROP for point in own), len(own)
     if tool == OURS:
-        return sum(_kept(p, p.promised) for p in own), len(own)
+        return sum(p.ratio <= p.promised for p in own), len(own)
     if tool not in MACS_TOOLS:
         return 0, 0
     chosen = [(b, max((p for p in own if p.promised <= b), key=lambda p: p.promised, default=None)) for b in wanted]
     made = [(budget, point) for budget, point in chosen if point is not None]
-    return sum(_kept(point, budget) for budget, point in made), len(made)
-
-
-def _kept(point: Point, share: float) -> bool:
-    """Whether a latency is within a share of the original's, or over it by no more than can be told (95 %)."""
-    return point.ratio - 1.645 * point.ratio_error <= share
+    return sum(point.ratio <= budget for budget, point in made), len(made)
 
 
 def show(results: Mapping[tuple[str, str], Sequence[Point]], floors: Mapping[str, float], rungs: int) -> dict:

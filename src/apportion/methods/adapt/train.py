@@ -46,6 +46,9 @@ class TrainConfig:
     A slice learns from the whole network with weight ``distil``; the whole network from the labels with weight
     ``whole`` and from the frozen one with weight ``anchor``, which keeps it usable on tasks unlike those trained on.
 
+    ``gains`` and ``window`` are those of ``Multipliers``; damping after a window with slack makes budgets break on
+    average (``benchmarks/adapt_theory``), so it is off.
+
     Without ``slices`` the whole network alone is trained; ``look`` is the share of the steps before a learned policy
     begins. ``capacity`` is the most that the open delta gates may be of
     the groups kept; ``objective`` with ``beta`` is the mean, the tail mean of the worst ``1 - beta``, the worst domain,
@@ -66,6 +69,7 @@ class TrainConfig:
     price_rate: float = 1.0
     max_price: float = 20.0
     gains: tuple[float, float] = (0.0, 1.0)
+    window: int = 0
     objective: str = "mean"
     beta: float = 0.7
     warmup: int = 100
@@ -87,7 +91,12 @@ class Trainer:
         self.family, self.pools, self.sampler, self.config = family, pools, sampler, config
         self.names = tuple(family.clocks)
         shape = (len(self.names), NUM_BINS)
-        rates: dict[str, Any] = {"rate": config.price_rate, "limit": config.max_price, "pi": config.gains, "window": 50}
+        rates: dict[str, Any] = {
+            "rate": config.price_rate,
+            "limit": config.max_price,
+            "pi": config.gains,
+            "window": config.window,
+        }
         self.mu = Multipliers(shape, **rates)
         self.lam = Multipliers((*shape, len(family.partition)), **rates)
         self.nu = Multipliers((1,), **rates)

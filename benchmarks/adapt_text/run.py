@@ -69,7 +69,9 @@ def main() -> None:
 def measure_all(model: str, methods: dict) -> dict:
     """Latency of every size chosen, as a share of the whole network's in the same process."""
     network = load(model, tokens=32)
-    parts = Parts.of(network, Partition.of(network))
+    orders = [method["orders"] for method in methods.values()]
+    assert all(order == orders[0] for order in orders)  # all start from the same importance, so blocks go alike
+    parts = Parts.of(network, Partition.of(network).ordered(orders[0]))
     names = [module.name for module in parts.partition]
     found = {}
     for target in dict.fromkeys(row["target"] for row in methods["ours"]["rows"] if row["target"] != "whole"):

@@ -115,8 +115,7 @@ def budgeted_loop(
         restored_by: the reading that a knob which restores must raise, where a finer one than quality is read.
         check: measures a finished model afresh.
         aim: limits that the loop works towards at first, the budget's by default; looser ones where readings may be
-            too high, so that checks lead it to the budget from above and nothing more than needed is cut. Limits are
-            then scaled half of the way after a check.
+            too high, so that checks lead it to the budget from above and nothing more than needed is cut.
         break_on_reject: end at the first rejected move, as Algorithm 1 is written, instead of asking the policy again.
         on_row: told of every new row, for progress display.
     """
@@ -182,7 +181,6 @@ class _Run(Generic[M]):
         self.rules, self.meters, self.ledger = rules, meters, ledger
         self.quality, self.restored_by, self.z, self.on_row = quality, restored_by, z, on_row
         self.promised, self.budget = budget, aim
-        self.exponent = 1.0 if aim == budget else 0.5  # how much of what a check was over goes into the limits
         self.hopeless = False  # a check failed at a reading of nothing, from where no limit can be lowered
         self.model = model
         self.setting = Setting.dearest(knobs)
@@ -319,7 +317,7 @@ class _Run(Generic[M]):
                 over = found.upper(self.z) / limit.value
             if over > 1:
                 now = next(lim.value for lim in self.budget.limits if lim.key == limit.key)
-                wanted = min(now, self.readings[limit.key].upper(self.z) / over**self.exponent)
+                wanted = min(now, self.readings[limit.key].upper(self.z) / over)
                 if wanted <= 0:
                     self.hopeless = True
                     return

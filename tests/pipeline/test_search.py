@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from apportion.tasks.domain import data_root
+
 # the noise and the grid are given, so that only the search itself is measured; test_run.py has them found
 OPTIONS = ("--evaluations", "8", "--sigma", "5", "--align", "8", "--steps", "4", "--final-steps", "6")
 OPTIONS += ("--image-size", "8", "--tolerance", "30%")
@@ -76,7 +78,11 @@ def test_verify_measures_again_and_refuses_another_network(told, run, tmp_path):
     ("args", "part"),
     [
         (("resnet",), "possible are mobile-cnn, small-encoder, nasbench201"),
-        (("nasbench201",), "can't be built"),
+        pytest.param(
+            ("nasbench201",),
+            "can't be built",
+            marks=pytest.mark.skipif(not (data_root() / "nas").is_dir(), reason="no NAS tables; set APPORTION_DATA"),
+        ),
         (("mobile-cnn", "--tolerance", "0%"), "between 0 and 1"),
         (("mobile-cnn", "--tolerance", "much"), "is no share"),
         (("mobile-cnn", "--confidence", "100%"), "between 0 and 1"),

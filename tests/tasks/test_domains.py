@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from apportion.errors import DataError
 from apportion.tasks import domain as domain_module
+from apportion.tasks import domains as domains_module
+from apportion.tasks.archive import read_gzip
 from apportion.tasks.domains import BUILT_IN, fashion, load_domain
 from apportion.tasks.domains.clinc import INTENTS
+from apportion.tasks.domains.entry import Examples, entry, package_file
+from apportion.tasks.pictures import Greys
 
 SIZES = {  # name: classes, examples; counted by hand from the READMEs, less repeated texts
     "banking77": (77, 13072),
@@ -120,6 +126,47 @@ def test_a_broken_idx_file_is_refused(tmp_path, data):
     path.write_bytes(gzip.compress(data))
     with pytest.raises(DataError, match="no idx array"):
         fashion.read_idx(path)
+
+
+def test_a_gzip_bomb_is_refused(tmp_path):
+    import gzip
+
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(bytes(5000)))
+    with pytest.raises(DataError, match="unpacks to more than 4999 bytes"):
+        read_gzip(path, max_bytes=4999)
+    assert len(read_gzip(path, max_bytes=5000)) == 5000
+
+
+@pytest.mark.parametrize("name", ["digits", "chatterbot"])
+def test_a_domain_is_a_file_of_thirty_lines(name):
+    path = Path(domains_module.__file__).with_name(f"{name}.py")
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 30
+    assert set(BUILT_IN) >= {name}
+
+
+def test_an_entry_of_texts_and_of_images_becomes_a_domain():
+    texts = entry(
+        "mine",
+        lambda: Examples(["a", "b", "b"], ["one", "two", "two"], "0" * 64),
+        kind="text",
+        summary="letters",
+        licence="MIT",
+        provenance="nowhere",
+    )["mine"].load()
+    assert (texts.classes, len(texts), texts.notes) == (("one", "two"), 2, ("1 repeated rows left out",))
+    grey = np.zeros((2, 3, 4), np.uint8)
+    options = {"kind": "image", "summary": "greys", "licence": "MIT", "provenance": "nowhere"}
+    pictures = entry("greys", lambda: Examples(Greys(grey), ["b", "a"], "1" * 64), **options)["greys"].load()
+    assert pictures.classes == ("a", "b")
+    assert pictures.label_N.tolist() == [1, 0]
+    assert pictures.content[0].shape == (3, 4, 3)
+    other = entry("greys", lambda: Examples(Greys(grey), ["b", "a"], "1" * 64), checksum="2" * 64, **options)["greys"]
+    assert "not the ones published" in other.missing()
+    assert (
+        "pip install no-such-package"
+        in entry("x", lambda: package_file("no-such-package", "x"), **options)["x"].missing()
+    )
 
 
 def test_an_unknown_name_lists_what_is_possible():

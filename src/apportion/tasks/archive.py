@@ -1,9 +1,11 @@
-"""Zips of class folders, read without unpacking: no path outside, no bomb, no link."""
+"""Packed files, read without unpacking them to disk: no path outside, no bomb, no link."""
 
 from __future__ import annotations
 
+import gzip
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -12,6 +14,23 @@ from apportion.errors import DataError
 MAX_TOTAL_BYTES = 1_000_000_000
 MAX_MEMBER_BYTES = 64_000_000
 MAX_MEMBERS = 1_000_000
+MAX_GZIP_BYTES = 200_000_000
+
+
+def read_gzip(path: Path, *, max_bytes: int = MAX_GZIP_BYTES) -> bytes:
+    """What a gzip'd file unpacks to.
+
+    Raises:
+        DataError: it can't be unpacked, or to more than ``max_bytes``.
+    """
+    try:
+        with gzip.open(path, "rb") as file:
+            data = file.read(max_bytes + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} can't be unpacked ({error}); fetch it again") from None
+    if len(data) > max_bytes:
+        raise DataError(f"{path} unpacks to more than {max_bytes} bytes; it is refused")
+    return data
 
 
 def read_zip(

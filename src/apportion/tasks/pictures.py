@@ -43,6 +43,19 @@ class Pictures(Sequence[Image]):
         return {"flat": flat, "size": size_N2}
 
 
+class Greys(Sequence[Image]):
+    """Grey images (N, height, width) read as RGB."""
+
+    def __init__(self, grey_NHW: NDArray[np.uint8]) -> None:
+        self.grey_NHW = grey_NHW
+
+    def __len__(self) -> int:
+        return len(self.grey_NHW)
+
+    def __getitem__(self, row: Any) -> Any:
+        return np.repeat(self.grey_NHW[row][:, :, None], 3, axis=2)
+
+
 def decode(data: bytes, *, max_side: int | None = None) -> Image:
     """Pixels of an encoded image as RGB, scaled down so that no side is longer than ``max_side``.
 

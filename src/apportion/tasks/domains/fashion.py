@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apportion.errors import DataError
+from apportion.tasks.archive import read_gzip
 from apportion.tasks.cache import file_digest
 from apportion.tasks.domain import Domain, find_file
 from apportion.tasks.domains.entry import Entry
+from apportion.tasks.pictures import Greys
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
@@ -22,35 +20,17 @@ _TEST = (
     "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
     "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
 )
-MAX_IDX_BYTES = 100_000_000
 _PROVENANCE = "zalandoresearch/fashion-mnist, Debian package dataset-fashion-mnist"
-
-
-class Greys(Sequence[Any]):
-    """Grey images (N, height, width) read as RGB."""
-
-    def __init__(self, grey_NHW: NDArray[np.uint8]) -> None:
-        self.grey_NHW = grey_NHW
-
-    def __len__(self) -> int:
-        return len(self.grey_NHW)
-
-    def __getitem__(self, row: Any) -> Any:
-        return np.repeat(self.grey_NHW[row][:, :, None], 3, axis=2)
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """A gzip'd array of bytes in the idx format, its sizes checked against its contents."""
-    try:
-        with gzip.open(path, "rb") as file:
-            data = file.read(MAX_IDX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} can't be unpacked ({error}); fetch it again") from None
+    data = read_gzip(path)
     num_axes = data[3] if len(data) > 3 else 0
     shape = tuple(int.from_bytes(data[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(num_axes))
     start = 4 + 4 * num_axes
     if data[:3] != b"\0\0\x08" or not shape or len(data) - start != int(np.prod(shape, dtype=object)):
-        raise DataError(f"{path} is no idx array of bytes of at most {MAX_IDX_BYTES}; fetch it again")
+        raise DataError(f"{path} is no idx array of bytes; fetch it again")
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
 from apportion.errors import DataError
+from apportion.tasks.archive import read_gzip
 from apportion.tasks.domain import Domain, find_file, text_domain
 from apportion.tasks.domains.entry import Entry
 
 POOL = ("train", "valid", "test")
-MAX_TABLE_BYTES = 200_000_000
 _TREC = {"0": "description", "1": "entity", "2": "abbreviation", "3": "human", "4": "location", "5": "number"}
 
 
@@ -61,15 +59,8 @@ SOURCES = {
 
 
 def read_rows(path: Path) -> list[tuple[str, str, str]]:
-    """Rows ``split, label, text`` of a gzip'd table, at most ``MAX_TABLE_BYTES`` unpacked."""
-    try:
-        with gzip.open(path, "rb") as file:
-            data = file.read(MAX_TABLE_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} can't be unpacked ({error}); fetch it again") from None
-    if len(data) > MAX_TABLE_BYTES:
-        raise DataError(f"{path} unpacks to more than {MAX_TABLE_BYTES} bytes; it is refused")
-    rows = [line.split("\t") for line in data.decode("utf-8").splitlines()[1:]]
+    """Rows ``split, label, text`` of a gzip'd table."""
+    rows = [line.split("\t") for line in read_gzip(path).decode("utf-8").splitlines()[1:]]
     if any(len(row) != 3 for row in rows):
         raise DataError(f"{path} has rows without the three columns split, label, text; fetch it again")
     return [(split, label, text) for split, label, text in rows]

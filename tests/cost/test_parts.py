@@ -21,7 +21,9 @@ from apportion.device.target import find_target
 from apportion.methods.compress.lowrank import factor, lowrank_knobs, rank_at
 from apportion.models.cut import slice_network
 from apportion.models.load import load
+from apportion.models.network import Int8
 from apportion.models.partition import Partition
+from apportion.models.quantise import QUANTISED
 from apportion.tasks.batches import Examples
 
 
@@ -84,14 +86,14 @@ def test_the_last_anchor_is_the_smallest_network(cut):
     assert anchors[CHEAPEST] == {module.name: module.sizes()[0] for module in partition}
 
 
-def linear_model(parts):
+def linear_model(parts, scale=1.0):
     """Two milliseconds, and one per GFLOP of each part."""
     samples = []
     rng = random.Random(0)
     for _ in range(40):
         shares = {part.name: rng.random() for part in parts.parts}
         latency_ms = 2 + sum(1e-3 * part.flops * shares[part.name] for part in parts.parts)
-        samples.append(Sample(shares, latency_ms))
+        samples.append(Sample(shares, scale * latency_ms))
     return CostModel.fit(samples[:20], parts.signature_of, residual="off").bounded(samples[20:], alpha=0.1)
 
 
@@ -103,6 +105,20 @@ def test_a_predicted_latency_is_the_models(cut):
     reading = PredictedLatency(cost, parts).read(sliced)
     assert reading.value == pytest.approx(cost.predict(parts.shares(keep)))
     assert PredictedLatency(cost, parts, upper=True).read(sliced).value >= reading.value
+
+
+def test_mixed_precision_is_priced_between_int8_and_fp32_by_operations(cut):
+    network, _, parts = cut
+    meter = PredictedLatency(linear_model(parts), parts, int8=PredictedLatency(linear_model(parts, 0.5), parts))
+    flops = flops_by_part(network)
+    layers = {n: flops.get(n, 0) for n, layer in network.module.named_modules() if isinstance(layer, QUANTISED)}
+    quantised = network.replace(calibration=(dict(network.inputs),))
+    slow, quick = meter.read(network).value, meter.read(quantised).value
+    assert quick == pytest.approx(slow / 2, rel=0.05)
+    first = max(layers, key=lambda name: layers[name])
+    mixed = meter.read(quantised.replace(int8=Int8(in_float=(first,)))).value
+    assert mixed == pytest.approx(quick + layers[first] / sum(layers.values()) * (slow - quick))
+    assert meter.read(quantised.replace(int8=Int8(in_float=tuple(layers)))).value == pytest.approx(slow)
 
 
 def test_the_shares_of_a_factored_network_are_the_operations_left(cut):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from apportion.errors import ModelError
 from apportion.models.load import CALIBRATION_FILE, load
-from apportion.models.network import read_out
+from apportion.models.network import Int8, read_out
 from apportion.models.quantise import fake_quantise_input, fake_quantise_weight, input_ranges, simulate
 from apportion.models.save import save
 
@@ -90,3 +92,19 @@ def test_calibration_of_another_model_is_refused(generator, tmp_path):
     save_file({name.replace(".0", ".other"): tensor for name, tensor in tensors.items()}, path)
     with pytest.raises(ModelError, match="no input of this model"):
         load(str(tmp_path / "model"), factory=CNN)
+
+
+def test_layers_in_float_are_not_simulated_and_the_choice_is_saved(generator, tmp_path):
+    network = quantised(generator).replace(int8=Int8(activations="int8", scope="graph", in_float=("blocks.0", "head")))
+    rounded = simulate(network).module
+    for name, layer in network.module.named_modules():
+        if name.startswith("blocks.") and hasattr(layer, "weight"):
+            same = torch.equal(layer.weight, rounded.get_submodule(name).weight)
+            assert same == name.startswith("blocks.0.")
+    save(network, tmp_path / "model")
+    assert load(str(tmp_path / "model"), factory=CNN).int8 == network.int8
+    path = tmp_path / "model" / "apportion.json"
+    for wrong in ({"scope": "all"}, {"in_float": [1]}, [], {"activations": None}):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "int8": wrong}))
+        with pytest.raises(ModelError, match="unknown kind of int8"):
+            load(str(tmp_path / "model"), factory=CNN)

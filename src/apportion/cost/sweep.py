@@ -17,7 +17,7 @@ from apportion.device.measure import Candidate, Session, Shape, measure
 from apportion.device.process import Failure
 from apportion.device.target import Target
 from apportion.models.cut import slice_network
-from apportion.models.network import Network
+from apportion.models.network import Int8, Network
 from apportion.models.save import save
 
 WHOLE = "whole"
@@ -122,7 +122,11 @@ def _measure_chunk(
     factory = network.origin.factory
     scratch = Path(tempfile.mkdtemp(prefix="apportion-sweep-"))
     try:
-        candidates = [Candidate(name=WHOLE, ref=network.origin.ref, factory=factory)]
+        whole = network.origin.ref
+        if network.int8 != Int8():  # the original's files don't say how to quantise it
+            whole = str(scratch / WHOLE)
+            save(network, Path(whole))
+        candidates = [Candidate(name=WHOLE, ref=whole, factory=factory)]
         for index, sizes in configurations.items():
             sliced = slice_network(network, parts.partition, parts.partition.keep(sizes))
             save(sliced, scratch / str(index))

@@ -45,8 +45,11 @@ class SizeOnDisk:
 
 
 def _int8_weights(model: Network) -> set[int]:
-    layers = (layer for layer in model.module.modules() if isinstance(layer, QUANTISED))
-    return {layer.weight.data_ptr() for layer in layers}
+    return {
+        layer.weight.data_ptr()
+        for name, layer in model.module.named_modules()
+        if isinstance(layer, QUANTISED) and model.int8.covers(name)
+    }
 
 
 class FlopCount:

@@ -20,7 +20,7 @@ from apportion.models.channels import num_channels, remove_channels
 from apportion.models.factored import break_even, can_factor, factored, replace_layer
 from apportion.models.hub import PREFIX as HUB
 from apportion.models.hub import find_on_hub
-from apportion.models.network import Edits, Network, Origin, Readout
+from apportion.models.network import Edits, Int8, Network, Origin, Readout
 from apportion.models.registry import BUILT_IN, find_packaged
 from apportion.models.safefile import TensorInfo, read_header, read_json, refuse_pickle, weight_files
 from apportion.models.skip import skip_blocks
@@ -151,7 +151,22 @@ def _from_saved(ref: str, folder: Path, batch: int, tokens: int, seed: int, fact
     edits = _read_edits(folder, fields)
     _apply_edits(folder, module, edits)
     _load_weights(path, module, headers, fields.get("tied"), fields.get("packed", []))
-    return network.replace(edits=edits, calibration=_calibration(folder / CALIBRATION_FILE, network.inputs))
+    calibration = _calibration(folder / CALIBRATION_FILE, network.inputs)
+    return network.replace(edits=edits, calibration=calibration, int8=_read_int8(folder, fields.get("int8", {})))
+
+
+def _read_int8(folder: Path, fields: Any) -> Int8:
+    """How the model is quantised; files from before there was a choice don't say and mean the default."""
+    default = Int8()
+    try:
+        activations, scope = (fields.get(name, getattr(default, name)) for name in ("activations", "scope"))
+        in_float = tuple(fields.get("in_float", ()))
+        known = activations in ("uint8", "int8") and scope in ("layers", "graph")
+        if not known or not all(isinstance(name, str) and name for name in in_float):
+            raise ValueError
+    except (TypeError, ValueError, AttributeError):
+        raise ModelError(f"{folder}/{EDITS_FILE} has an unknown kind of int8; save the model again") from None
+    return Int8(activations=activations, scope=scope, in_float=in_float)
 
 
 def _calibration(path: Path, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], ...]:

@@ -40,10 +40,29 @@ class Edits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Int8:
+    """How a graph runtime quantises a network: a recipe, and what stays in float all the same.
+
+    ``activations`` are unsigned or signed; ``scope`` is the layers with weights alone, or what lies between them, too
+    (sums, activations, pooling), so that numbers stay in int8 from layer to layer; ``in_float`` names modules that are
+    left out with all that is in them. OpenVINO's tool has its own mind on the first two.
+    """
+
+    activations: Literal["uint8", "int8"] = "uint8"
+    scope: Literal["layers", "graph"] = "layers"
+    in_float: tuple[str, ...] = ()
+
+    def covers(self, layer: str) -> bool:
+        """Whether a layer is quantised."""
+        return not any(layer == part or layer.startswith(f"{part}.") for part in self.in_float)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Network:
     """A module, inputs of the shape it is priced at, and its origin; treated as immutable.
 
-    Where ``calibration`` holds inputs of that shape, graph runtimes run the network in int8, with ranges set by them.
+    Where ``calibration`` holds inputs of that shape, graph runtimes run the network in int8, with ranges set by them;
+    ``int8`` says how.
     """
 
     module: nn.Module
@@ -53,6 +72,7 @@ class Network:
     pooling: Literal["mean", "cls"] = "mean"
     edits: Edits = field(default_factory=Edits)
     calibration: tuple[Mapping[str, Tensor], ...] = ()
+    int8: Int8 = field(default_factory=Int8)
 
     @property
     def precision(self) -> Literal["fp32", "int8"]:

@@ -37,16 +37,17 @@ def fake_quantise_input(x: Tensor, low: float, high: float) -> Tensor:
     return ((x / scale).round() + zero).clamp(0, LEVELS).sub(zero).mul(scale)
 
 
-def simulate(network: Network) -> Network:
+def simulate(network: Network, ranges: Mapping[str, tuple[float, float]] | None = None) -> Network:
     """A copy that computes what int8 would, with ranges set by the network's calibration inputs.
 
-    All linear and convolution layers are quantised: weights per output channel, inputs per tensor.
+    Linear and convolution layers are quantised but for those that stay in float: weights per output channel, inputs
+    per tensor. ``ranges`` are those of the network's inputs, where they are known already.
     """
-    ranges = input_ranges(network.module, network.calibration)
+    ranges = ranges or input_ranges(network.module, network.calibration)
     module = copy.deepcopy(network.module)
     with torch.no_grad():
         for name, layer in module.named_modules():
-            if name in ranges:
+            if name in ranges and network.int8.covers(name):
                 assert isinstance(layer.weight, Tensor)
                 layer.weight.copy_(fake_quantise_weight(layer.weight, dim=1 if isinstance(layer, Conv1D) else 0))
                 layer.register_forward_pre_hook(_rounding(*ranges[name]))

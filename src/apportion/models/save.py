@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -67,6 +68,7 @@ def _write(network: Network, folder: Path) -> None:
             "skips": dict(edits.skips),
             "keep": {name: list(units) for name, units in edits.keep.items()},
             "ranks": dict(edits.ranks),
+            "int8": asdict(network.int8),
             "tied": tied,
             "packed": packed,
         },

@@ -11,9 +11,9 @@ from apportion.device.measure import Candidate, Shape
 from apportion.device.probe import working_target
 from apportion.device.target import find_target
 from apportion.errors import TargetError
-from apportion.methods.compress.quantise import AsRun, Quantise, int8_twin, quantise_knob, shaped
+from apportion.methods.compress.quantise import AsRun, Quantise, by_sensitivity, int8_twin, quantise_knob, shaped
 from apportion.models.load import load
-from apportion.models.network import read_out, read_output
+from apportion.models.network import Int8, read_out, read_output
 from apportion.models.quantise import simulate
 from apportion.models.save import save
 from apportion.tasks.batches import Examples
@@ -102,3 +102,49 @@ def test_the_artefact_is_in_int8_and_answers_as_simulated(runtime, generator, tm
     assert (answer_ND - exact).norm() / exact.norm() < 0.25
     assert (answer_ND - simulated).norm() / exact.norm() < 0.25
     assert not torch.allclose(answer_ND, exact, atol=1e-6)
+
+
+def test_states_of_the_knob_leave_ever_more_layers_in_float(generator):
+    assert quantise_knob().values == ("int8", "fp32")
+    knob = quantise_knob(9)
+    assert knob.values == ("int8", "int8 but 1", "int8 but 2", "int8 but 4", "fp32")
+    rule = Quantise(images(generator), Int8(scope="graph"), ("head", "stem", "blocks.0.first", "blocks.0.second"))
+    network = load(CNN)
+    left = [rule.apply(network, knob, value).int8 for value in knob.values[:-1]]
+    assert [len(int8.in_float) for int8 in left] == [0, 1, 2, 4]
+    assert all(int8.in_float == rule.order[: len(int8.in_float)] for int8 in left)
+    assert {int8.scope for int8 in left} == {"graph"}
+    assert rule.apply(network, knob, "fp32").precision == "fp32"
+
+
+def test_the_layer_that_rounding_hurts_most_is_left_in_float_first(generator):
+    network = load(CNN)
+    with torch.no_grad():  # one large weight in every channel leaves few steps for all others
+        weight = network.module.blocks[1].first.weight
+        weight[:, 0, 0, 0] = 60 * weight.abs().max()
+        network.module.blocks[1].second.weight[:, :, 0, 0] = 0.05
+    order = by_sensitivity(network, images(generator))
+    assert order[0] == "blocks.1.first"
+    assert sorted(order) == sorted(n for n, m in network.module.named_modules() if hasattr(m, "weight") and n != "norm")
+    assert by_sensitivity(network, images(torch.Generator().manual_seed(1))) == by_sensitivity(
+        network, images(torch.Generator().manual_seed(1))
+    )
+
+
+@pytest.mark.parametrize("runtime", ["ort", "openvino"])
+def test_layers_left_in_float_keep_float_weights_in_the_artefact(runtime, generator, tmp_path):
+    try:
+        target = working_target(f"{runtime}-cpu-1t").with_isa(working_target(f"{runtime}-int8-cpu-1t").isa)
+    except TargetError as error:
+        pytest.skip(str(error))
+    network = load(CNN)
+    rule = Quantise(images(generator), Int8(), ("blocks.1",))
+    sizes = []
+    for count in (0, 1):
+        folder = tmp_path / str(count)
+        save(rule.quantised(network, count), folder)
+        assert load(str(folder), factory=CNN).int8.in_float == ("blocks.1",)[:count]
+        built = build(Candidate(name="small", ref=str(folder), factory=CNN), target, Shape())
+        sizes.append(sum(p.stat().st_size for p in built.iterdir() if p.suffix in (".onnx", ".bin")))
+    weights = sum(p.numel() for p in network.module.blocks[1].parameters() if p.dim() > 1)
+    assert sizes[1] - sizes[0] == pytest.approx(3 * weights, rel=0.1)  # four bytes each instead of one

@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 
 from apportion.device.runtimes.inputs import save_calibration, save_inputs
 from apportion.device.target import Target
-from apportion.models.network import Network, float_outputs, forward
+from apportion.errors import TargetError
+from apportion.models.network import Int8, Network, float_outputs, forward
 
 MODEL = "model.onnx"
 _MAX_PROTOBUF_BYTES = 1_900_000_000
@@ -52,6 +54,38 @@ def export_onnx(network: Network, folder: Path) -> None:
 def precision_of(network: Network, target: Target) -> str:
     """What is built: int8 for a network that carries calibration inputs, else what the target's name says."""
     return network.precision if network.calibration else target.precision
+
+
+def module_of(node: str) -> str:
+    """The module that an exported node came from, as its name tells; nodes of fusions are named after one of theirs.
+
+    A scope in the name repeats the one before where that is a container that is called.
+
+    Example:
+        >>> module_of("/module/stages.0/stages.0.1/conv1/Conv")
+        'stages.0.1.conv1'
+    """
+    scopes: list[str] = []
+    for scope in node.split("/")[2:-1]:
+        if scopes and scope.startswith(f"{scopes[-1]}."):
+            scopes.pop()
+        scopes.append(scope)
+    return ".".join(scopes)
+
+
+def nodes_in_float(network: Network, nodes: Iterable[str]) -> list[str]:
+    """Those of the exported nodes that belong to modules which stay in float.
+
+    Raises:
+        TargetError: modules of the network are to stay in float and none of the nodes says that it is of one.
+    """
+    parts = (*network.int8.in_float, *getattr(network.module, "fp32_parts", ()))
+    int8 = Int8(in_float=tuple(parts))
+    found = [node for node in nodes if not int8.covers(module_of(node))]
+    here = [name for name, _ in network.module.named_modules() if not int8.covers(name)]
+    if here and not found:
+        raise TargetError(f"no node of the exported graph is named after {here[0]!r}, so it can't stay in float")
+    return found
 
 
 def input_names(network: Network) -> list[str]:

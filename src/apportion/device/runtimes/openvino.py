@@ -18,7 +18,7 @@ class OpenVino:
     def build(self, network: Any, folder: Path, target: Target) -> None:
         import openvino
 
-        from apportion.device.runtimes.graph import export_onnx, precision_of
+        from apportion.device.runtimes.graph import export_onnx, nodes_in_float, precision_of
         from apportion.device.runtimes.inputs import calibration_inputs
 
         export_onnx(network, folder)
@@ -28,11 +28,13 @@ class OpenVino:
 
             names = {given.any_name for given in model.inputs}
             batches = [{k: v for k, v in batch.items() if k in names} for batch in calibration_inputs(folder, count=4)]
+            left = nodes_in_float(network, [node.get_friendly_name() for node in model.get_ops()])
             model = nncf.quantize(
                 model,
                 nncf.Dataset(batches),
                 model_type=nncf.ModelType.TRANSFORMER if network.takes_text else None,
                 subset_size=len(batches),
+                ignored_scope=nncf.IgnoredScope(names=left, validate=False) if left else None,
                 advanced_parameters=nncf.AdvancedQuantizationParameters(
                     disable_bias_correction=True
                 ),  # changes no time

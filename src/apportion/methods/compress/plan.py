@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from apportion.core.budget import Budget, format_quantity
 from apportion.core.knob import Knob, Value
@@ -26,7 +27,8 @@ from apportion.methods.compress.policies import LIKENESS, policy_named
 from apportion.methods.compress.prune import PREFIX as PRUNE
 from apportion.methods.compress.prune import Prune, prune_knobs
 from apportion.methods.compress.quantise import PREFIX as QUANTISE
-from apportion.methods.compress.quantise import Quantise, int8_twin, quantise_knob
+from apportion.methods.compress.quantise import Quantise, by_sensitivity, int8_twin, quantise_knob
+from apportion.methods.compress.recipe import Tried, can_mix, quickest, try_recipes
 from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.methods.compress.repair import Distil, DistilOptions, repair_knob
 from apportion.methods.compress.rundir import Rung
@@ -68,14 +70,29 @@ class Plan:
         self.int8: Anchored | None = None
         if twin is not None:
             bench.target = bench.target.with_isa(twin.isa)  # one instruction set for both
+        self.splits = splits
+        with progress.stage("read the original's answers"):
+            self.report = quality_meter(network, splits.training, splits.report, config.quality)
+            if isinstance(self.report, Accuracy):
+                meter: Meter[Network] = self.report.over(splits.selection)
+            else:
+                meter = quality_meter(network, splits.training, splits.selection, config.quality)
+            self.selection = Judge(network, meter, splits.selection)
+            self.floor = self._floor(config.quality_floor)
+        self.recipe: Tried | None = None
+        self.tried: list[Tried] = []
+        self.quantise, self.num_mixed = Quantise(splits.calibration), 0
+        if twin is not None:
+            with progress.stage("try ways of int8"):
+                self._choose_int8()
         if self.latency is not None:
             parts = Parts.of(network, partition)
             with progress.stage("calibrate the clock"):
                 known = bench.known if config.profile is not None else bench.calibrate
                 self.calibration = known(network, parts)
-            if twin is not None:
+            if twin is not None and self.recipe is not None:
                 with progress.stage("calibrate the clock in int8"):
-                    self.int8 = bench.calibrate(network, parts, twin)
+                    self.int8 = bench.calibrate(network.replace(int8=self.recipe.int8), parts, twin)
             in_int8 = PredictedLatency(self.int8.cost, self.int8.parts) if self.int8 else None
             predicted = PredictedLatency(self.calibration.cost, self.calibration.parts, int8=in_int8)
             self.meters[self.latency.key] = predicted
@@ -85,22 +102,32 @@ class Plan:
         self.asked, self.budget = asked, asked.resolve(self.baseline)
         self.knobs = self._all_knobs()
         self._refuse_below_floor()
-        with progress.stage("read the original's answers"):
-            self.report = quality_meter(network, splits.training, splits.report, config.quality)
-            if isinstance(self.report, Accuracy):
-                meter: Meter[Network] = self.report.over(splits.selection)
-            else:
-                meter = quality_meter(network, splits.training, splits.selection, config.quality)
-            self.selection = Judge(network, meter, splits.selection)
-            self.floor = self._floor(config.quality_floor)
-        self.splits = splits
+
+    def _choose_int8(self) -> None:
+        """The recipe of int8 that is quickest here at no loss, and the layers that it leaves in float first."""
+        self.tried = try_recipes(self.network, self.quantise, self.bench, self.selection.meter, self.splits.selection)
+        self.recipe = quickest(self.tried)
+        if self.recipe is None:
+            return
+        what = {"run": self.bench.run, "what": "sensitivity to int8"}
+        order = self.bench.store.get_or_make(
+            what, lambda: {"order": list(by_sensitivity(self.network, self.splits.calibration))}
+        )["order"]
+        self.quantise = Quantise(self.splits.calibration, self.recipe.int8, tuple(order))
+        self.num_mixed = len(order) if can_mix(self.network, self.quantise, self.bench) else 0
+
+    def told_int8(self, network: Network) -> dict[str, Any] | None:
+        """How a network is quantised and why so: what every recipe read; None where it is not."""
+        if network.precision == "fp32":
+            return None
+        return {**asdict(network.int8), "tried": [one.to_json() for one in self.tried]}
 
     def _all_knobs(self) -> list[Knob]:
         knobs: list[Knob] = []
         if "prune" in self.allowed:
             knobs += prune_knobs(self.partition, num_steps=self.bench.config.num_steps)
-        if self.int8 is not None:
-            knobs.append(quantise_knob())
+        if self.recipe is not None:
+            knobs.append(quantise_knob(self.num_mixed))
         if "lowrank" in self.allowed:
             knobs += lowrank_knobs(self.network)
         if "sparse" in self.allowed:
@@ -165,7 +192,7 @@ class Plan:
                 knobs=knobs,
                 rules={
                     PRUNE: Prune(self.partition, self.splits.calibration),
-                    QUANTISE: Quantise(self.splits.calibration),
+                    QUANTISE: self.quantise,
                     LOWRANK: LowRank(self.splits.calibration),
                     SPARSE: Sparsify(self.splits.calibration),
                     REPAIR: self._distil(),
@@ -232,7 +259,7 @@ class Plan:
         floor = {key: meter.read(smallest) for key, meter in self.meters.items()}
         if self.allowed & {"lowrank", "sparse"}:
             floor |= {key: Reading(value=0.0, unit=floor[key].unit) for key in ("params", "size", "flops")}  # not known
-        elif self.int8 is not None:
+        elif self.recipe is not None:
             floor["size"] = self.meters["size"].read(smallest.replace(calibration=(smallest.inputs,)))
         if self.latency is not None and self.calibration is not None:
             floors = [anchored.floor for anchored in (self.calibration, self.int8) if anchored is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,13 @@ from apportion.core.meter import Meter, Reading
 from apportion.device.probe import working_target
 from apportion.device.target import Target
 from apportion.errors import TargetError
-from apportion.models.network import Network
-from apportion.models.quantise import simulate
+from apportion.methods.compress.repair import answer_loss
+from apportion.models.network import Int8, Network, read_out
+from apportion.models.quantise import input_ranges, simulate
 from apportion.tasks.batches import Examples
 
 PREFIX = "quantise"
+BUT = "int8 but "
 NUM_EXAMPLES = 32
 _RUNTIMES = ("ort", "openvino")
 
@@ -31,19 +33,58 @@ def int8_twin(target: Target) -> Target | None:
         return None
 
 
-def quantise_knob() -> Knob:
-    """The precision of the whole network."""
-    return Choice(PREFIX, ("int8", "fp32"), granularity="global")
+def quantise_knob(num_layers: int = 0) -> Knob:
+    """The precision of the network: int8, int8 but for the most sensitive of so many layers, or fp32.
+
+    Layers left in float double from state to state, up to half of them; with ``num_layers`` 0 it is all or none.
+    """
+    counts = [2**power for power in range(num_layers.bit_length()) if 2 ** (power + 1) <= num_layers]
+    return Choice(PREFIX, ("int8", *(f"{BUT}{count}" for count in counts), "fp32"), granularity="global")
 
 
 @dataclass(frozen=True)
 class Quantise:
-    """Gives a network the inputs that its int8 ranges are set by; the runtime quantises when it builds."""
+    """Gives a network the inputs that its int8 ranges are set by; the runtime quantises when it builds.
+
+    ``recipe`` says how, ``order`` which layers are left in float first.
+    """
 
     calibration: Examples
+    recipe: Int8 = field(default_factory=Int8)
+    order: tuple[str, ...] = ()
 
     def apply(self, model: Network, knob: Knob, value: Value) -> Network:
-        return model.replace(calibration=tuple(shaped(self.calibration, model)) if value == "int8" else ())
+        knob.check(value)
+        if value == "fp32":
+            return model.replace(calibration=())
+        return self.quantised(model, int(str(value).removeprefix(BUT)) if value != "int8" else 0)
+
+    def quantised(self, model: Network, num_in_float: int = 0) -> Network:
+        """The network in int8 but for the first layers of the order."""
+        int8 = replace(self.recipe, in_float=self.order[:num_in_float])
+        return model.replace(calibration=self.inputs(model), int8=int8)
+
+    def inputs(self, model: Network) -> tuple[dict[str, Tensor], ...]:
+        return tuple(shaped(self.calibration, model))
+
+
+@torch.inference_mode()
+def by_sensitivity(network: Network, calibration: Examples) -> tuple[str, ...]:
+    """The layers that int8 can have, the one first whose rounding alone moves the network's answers furthest.
+
+    How far is the loss that repair trains on (eq. R1, R2), on the calibration examples.
+    """
+    wanted = [read_out(network, batch) for batch in calibration.batches]
+    network = network.replace(calibration=tuple(shaped(calibration, network)))
+    ranges = input_ranges(network.module, network.calibration)
+    losses = {}
+    for layer in ranges:
+        others = tuple(name for name in ranges if name != layer)
+        run = simulate(network.replace(int8=Int8(in_float=others)), ranges)
+        answers = [read_out(run, batch) for batch in calibration.batches]
+        pairs = zip(answers, wanted, strict=True)
+        losses[layer] = sum(answer_loss(answer, like, network.readout).item() for answer, like in pairs)
+    return tuple(sorted(losses, key=lambda name: -losses[name]))
 
 
 @dataclass(frozen=True)

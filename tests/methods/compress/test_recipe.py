@@ -1,0 +1,72 @@
+"""Recipes of int8: the choice among measured ones, and what each does to ONNX Runtime's graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from apportion.core.meter import Reading
+from apportion.device.runtimes.graph import nodes_in_float
+from apportion.device.runtimes.ort import INT8, RUNTIME
+from apportion.device.target import find_target
+from apportion.errors import TargetError
+from apportion.methods.compress.recipe import STANDS, Tried, quickest
+from apportion.models.load import load
+from apportion.models.network import Int8
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+CNN = "tests.factories:small_cnn"
+
+
+def tried(scope: str, ratio: float, quality: float) -> Tried:
+    return Tried(Int8(scope=scope), Reading(value=ratio, unit="ratio"), Reading(value=quality, unit="ratio"))
+
+
+def test_the_quickest_recipe_whose_quality_stands_is_taken():
+    slow, quick = tried("layers", 0.6, 0.90), tried("graph", 0.5, 0.90 - STANDS / 2)
+    assert quickest([slow, quick]) is quick
+    wrong = tried("graph", 0.3, 0.90 - 2 * STANDS)
+    assert quickest([slow, quick, wrong]) is quick
+    assert quickest([]) is None
+    assert Tried.from_json(quick.to_json()) == quick
+
+
+class Sum(torch.nn.Module):
+    """A sum and a ReLU between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(3, 3, 1), torch.nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        return self.second(torch.relu(x + self.first(x)))
+
+
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+@pytest.mark.parametrize("scope", ["layers", "graph"])
+def test_a_recipe_sets_signedness_and_scope_of_the_graph(activations, scope, generator, tmp_path):
+    batch = {"0": torch.randn(1, 3, 4, 4, generator=generator)}
+    network = load(CNN).replace(
+        module=Sum().eval(), inputs=batch, calibration=(batch,), int8=Int8(activations=activations, scope=scope)
+    )
+    RUNTIME.build(network, tmp_path, find_target("ort-cpu-1t"))
+    graph = onnx.load(tmp_path / INT8).graph
+    readers = {
+        name: [node.op_type for node in graph.node if name in node.input] for n in graph.node for name in n.output
+    }
+    (total,) = (node for node in graph.node if node.op_type == "Add")
+    assert (readers[total.output[0]] == ["QuantizeLinear"]) == (scope == "graph")
+    zeros = {t.name: t for t in graph.initializer if t.name.endswith("_zero_point")}
+    kinds = {zeros[node.input[2]].data_type for node in graph.node if node.op_type == "QuantizeLinear"}
+    wanted = onnx.TensorProto.UINT8 if activations == "uint8" else onnx.TensorProto.INT8
+    assert kinds == {wanted}
+
+
+def test_modules_that_no_node_is_named_after_can_not_stay_in_float():
+    network = load(CNN).replace(int8=Int8(in_float=("stem",)))
+    assert nodes_in_float(network, ["/module/stem/Conv", "/module/head/Gemm"]) == ["/module/stem/Conv"]
+    with pytest.raises(TargetError, match="'stem'"):
+        nodes_in_float(network, ["node_conv2d", "node_linear"])
+    gone = load(CNN).replace(int8=Int8(in_float=("blocks.9",)))  # left out with its block
+    assert nodes_in_float(gone, ["/module/head/Gemm"]) == []

@@ -89,7 +89,7 @@ def without(name):
 
 GOOD_LIMIT = {"quantity": "latency", "value": 8.0, "unit": "ms", "target": None}
 MALFORMED = {
-    **{f"without {name}": without(name) for name in certificate().to_json() if name != "met"},
+    **{f"without {name}": without(name) for name in certificate().to_json() if name not in ("met", "files")},
     "empty": "",
     "not json": "{",
     "two documents": text_of(certificate().to_json()) * 2,
@@ -185,3 +185,11 @@ def test_what_is_hostile_is_refused_in_one_line(text):
 def test_a_certificate_that_can_not_be_judged_is_refused(text):
     with pytest.raises(ApportionError):
         Certificate.from_json(text)
+
+
+def test_certificates_from_before_files_were_named_can_be_read():
+    assert Certificate.from_json(without("files")).files == {}
+    named = certificate(files={"model.onnx": "00ff"})
+    assert Certificate.from_json(text_of(named.to_json())) == named
+    with pytest.raises(ApportionError, match="not a certificate"):
+        Certificate.from_json(text_of({**named.to_json(), "files": ["model.onnx"]}))

@@ -13,6 +13,7 @@ from apportion.cli import (
     audit,
     calibrate,
     compose,
+    export,
     fit,
     measure,
     retarget,
@@ -43,6 +44,7 @@ app.command("measure", help=measure.HELP)(measure.command)
 app.command("targets", help=targets.HELP)(targets.command)
 app.command("calibrate", help=calibrate.HELP)(calibrate.command)
 app.command("audit", help=audit.HELP)(audit.command)
+app.command("export", help=export.HELP)(export.command)
 app.command("retarget", help=retarget.HELP)(retarget.command)
 app.command("adapt", help=adapt.HELP)(adapt.command)
 app.command("specialize", help=specialize.HELP)(specialize.command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from apportion.core.budget import Budget, Limit
@@ -18,8 +18,9 @@ VERSION = 1
 class Certificate:
     """About one artefact on one target; ``met`` compares the promise with the readings at ``z`` standard errors.
 
-    ``artefact`` is the content digest of the model's files, ``conditions`` says where it was measured (machine,
-    versions, number of processes), ``measured_at`` when, as an ISO 8601 time.
+    ``artefact`` is the content digest of the model's files, ``files`` the SHA-256 of those that the target's runtime
+    opened, by name, ``conditions`` says where it was measured (machine, versions, number of processes),
+    ``measured_at`` when, as an ISO 8601 time.
     """
 
     asked: str
@@ -33,6 +34,7 @@ class Certificate:
     measured_at: str
     confidence: float
     z: float
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def met(self) -> bool:
@@ -50,6 +52,7 @@ class Certificate:
             "measured": {name: reading.to_json() for name, reading in self.measured.items()},
             "quality": {name: reading.to_json() for name, reading in self.quality.items()},
             "artefact": self.artefact,
+            "files": dict(self.files),
             "target": self.target,
             "conditions": dict(self.conditions),
             "measured_at": self.measured_at,
@@ -77,6 +80,7 @@ class Certificate:
                 measured_at=str(fields["measured_at"]),
                 confidence=float(fields["confidence"]),
                 z=float(fields["z"]),
+                files={str(name): str(digest) for name, digest in fields.get("files", {}).items()},
             )
             if not (0 < certificate.confidence < 1 and 0 <= certificate.z < float("inf")):
                 raise ValueError(f"confidence {certificate.confidence!r} with z {certificate.z!r}")

@@ -30,11 +30,15 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A model to measure: its reference, and the factory to rebuild it with where it needs one."""
+    """A model to measure: its reference, and the factory to rebuild it with where it needs one.
+
+    ``artefact`` is the folder of what a graph runtime opens, where it is built already.
+    """
 
     name: str
     ref: str
     factory: str | None = None
+    artefact: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,11 +159,12 @@ def measure(
     limits = limits or Limits()
     tell = on_step or (lambda: None)
     failures: dict[str, Failure] = {}
-    jobs: list[dict[str, Any]] = [{**asdict(candidate), "artefact": None} for candidate in candidates]
+    jobs: list[dict[str, Any]] = [asdict(candidate) for candidate in candidates]
     if needs_build(target):
-        built = build_all(jobs, target, asdict(shape), limits, tell)
+        built = build_all([job for job in jobs if not job["artefact"]], target, asdict(shape), limits, tell)
         failures = {name: found for name, found in built.items() if isinstance(found, Failure)}
-        jobs = [job | {"artefact": str(built[job["name"]])} for job in jobs if job["name"] not in failures]
+        jobs = [job for job in jobs if job["name"] not in failures]
+        jobs = [job if job["artefact"] else job | {"artefact": str(built[job["name"]])} for job in jobs]
     runs: list[dict[str, Any]] = []
     while jobs and len(runs) < processes:
         ended = run_child(

@@ -70,11 +70,27 @@ class Bench:
         """What the target's runtime runs of a quantised model saved in a folder; None where it is not quantised."""
         if network.precision == "fp32" or not needs_build(self.target):
             return None
-        return build(Candidate(name=FINAL, ref=str(folder), factory=self.factory), self.target, self.shape)
+        return self.built(folder)
 
-    def read_quality(self, meter: Meter[Network], examples: Examples, network: Network, folder: Path) -> Reading:
-        """Quality of a saved model: by the runtime's own answers where it is quantised, which torch can't compute."""
-        artefact = self.artefact(network, folder)
+    def built(self, folder: Path) -> Path:
+        """What a graph runtime runs of the model saved in a folder."""
+        return build(self.candidate(folder), self.target, self.shape)
+
+    def candidate(self, folder: Path, artefact: Path | None = None) -> Candidate:
+        return Candidate(
+            name=FINAL, ref=str(folder), factory=self.factory, artefact=None if artefact is None else str(artefact)
+        )
+
+    def read_quality(
+        self, meter: Meter[Network], examples: Examples, network: Network, folder: Path, artefact: Path | None = None
+    ) -> Reading:
+        """Quality of a saved model: by the runtime's own answers where it is quantised, which torch can't compute.
+
+        Args:
+            artefact: what the runtime opens, where it is built already.
+        """
+        if artefact is None or network.precision == "fp32":
+            artefact = self.artefact(network, folder)
         if artefact is None or not isinstance(meter, Scores):
             return AsRun(meter).read(network)
         batches = shaped(examples, network, count=None)
@@ -87,12 +103,17 @@ class Bench:
         what = {"run": self.run, "what": "check", "model": folder_digest(folder)}
         return Session.from_json(self.store.get_or_make(what, lambda: self.measure(folder, clear).to_json()))
 
-    def measure(self, folder: Path, clear: Callable[[Session], bool] = lambda session: True) -> Session:
-        """A saved model against the original, side by side in several fresh processes.
+    def measure(
+        self,
+        folder: Path,
+        clear: Callable[[Session], bool] = lambda session: True,
+        artefact: Path | None = None,
+    ) -> Session:
+        """A saved model, or what was built of it, against the original, side by side in several fresh processes.
 
         Processes are added, to at most three times as many, while the session is not ``clear`` about the budget.
         """
-        candidates = [self.original, Candidate(name=FINAL, ref=str(folder), factory=self.factory)]
+        candidates = [self.original, self.candidate(folder, artefact)]
 
         def more(processes: int) -> Session:
             return measure(candidates, self.target, self.shape, processes=processes, seconds=1.5).require()
@@ -125,7 +146,7 @@ def read_artefact(
     readings = {name: meter.read(network) for name, meter in static_meters().items()}
     size_bytes = (folder / "model.safetensors").stat().st_size
     if network.precision == "int8" and artefact is not None:
-        size_bytes = sum(path.stat().st_size for path in artefact.iterdir() if path.suffix in (".onnx", ".bin", ".xml"))
+        size_bytes = sum(path.stat().st_size for path in model_files(artefact))
     readings["size"] = Reading(value=float(size_bytes), unit="B")
     if latency is not None and session is not None:
         if latency.relative:
@@ -136,6 +157,11 @@ def read_artefact(
         else:
             readings[latency.key] = session.latency(FINAL)
     return readings
+
+
+def model_files(artefact: Path) -> list[Path]:
+    """The files of a built artefact that make up the model, without the inputs that it is timed on."""
+    return sorted(path for path in artefact.iterdir() if path.suffix in (".onnx", ".data", ".bin", ".xml", ".pte"))
 
 
 def budget_target(budget: Budget, option: str | None) -> Target:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import torch
 
 from apportion.core.budget import Budget
 from apportion.core.certificate import Certificate
+from apportion.core.folder import whole_folder
 from apportion.core.ledger import Ledger
 from apportion.core.loop import Result
 from apportion.core.meter import Reading
 from apportion.core.progress import Progress, Silent
+from apportion.device.build import needs_build
+from apportion.device.runtimes.inputs import INPUTS
 from apportion.device.target import machine
-from apportion.methods.compress.bench import Bench, budget_target, model_digest
+from apportion.methods.compress.bench import Bench, budget_target, model_digest, model_files
 from apportion.methods.compress.importance import order_by_importance
 from apportion.methods.compress.plan import CONFIDENCE, Plan, Z
 from apportion.methods.compress.repair import PREFIX as REPAIR
@@ -24,7 +28,7 @@ from apportion.methods.compress.rundir import FitConfig, RunDir, Rung
 from apportion.models.load import load
 from apportion.models.network import Network
 from apportion.models.partition import Partition
-from apportion.models.safefile import folder_digest
+from apportion.models.safefile import file_digest, folder_digest
 from apportion.models.save import save
 from apportion.tasks.batches import load_splits
 
@@ -102,7 +106,19 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
 def _reload(original: Network, rung: Rung) -> Network:
     """The model of a finished rung; its files belong to this run, so its factory is the original's."""
     saved = load(str(rung.model), factory=original.origin.factory)
-    return original.replace(module=saved.module, edits=saved.edits, calibration=saved.calibration)
+    return original.replace(module=saved.module, edits=saved.edits, calibration=saved.calibration, int8=saved.int8)
+
+
+def _keep_artefact(plan: Plan, rung: Rung) -> dict[str, str]:
+    """Keeps the files that the runtime opened beside the model; their digests are what the certificate is about."""
+    if not needs_build(plan.bench.target):
+        path = rung.model / "model.safetensors"
+        return {path.name: file_digest(path)}
+    built = plan.bench.built(rung.model)
+    with whole_folder(rung.artefact) as draft:
+        for path in (*model_files(built), built / INPUTS):
+            shutil.copyfile(path, draft / path.name)
+    return {path.name: file_digest(path) for path in model_files(rung.artefact)}
 
 
 def _report(plan: Plan, rung: Rung, asked: Budget, budget: Budget, result: Result[Network]) -> dict[str, Any]:
@@ -127,10 +143,12 @@ def _report(plan: Plan, rung: Rung, asked: Budget, budget: Budget, result: Resul
         "remedy": result.outcome.remedy,
         "met": result.met,
         "precision": result.model.precision,
+        "int8": plan.told_int8(result.model),
         "setting": {name: value for name, value in result.setting.items() if name != REPAIR},
     }
     if result.met:
         certificate = Certificate(
+            files=_keep_artefact(plan, rung),
             asked=str(asked),
             budget=budget,
             baseline=plan.baseline,

@@ -77,6 +77,11 @@ class Rung(Folder):
     def model(self) -> Path:
         return self.path / "model"
 
+    @property
+    def artefact(self) -> Path:
+        """The files that the target's runtime opened when this rung was certified; none on torch targets."""
+        return self.path / "artefact"
+
 
 class RunDir(RunFolder):
     """Paths and files of one run; ``model`` is a link to the model of the rung in use."""
@@ -86,6 +91,10 @@ class RunDir(RunFolder):
     def rung(self, place: int) -> Rung:
         """The rungs are numbered from 1; the last one meets the budget asked for."""
         return Rung(self.path / "rungs" / str(place))
+
+    @property
+    def rung_in_use(self) -> Rung:
+        return Rung(self.model.resolve().parent)
 
     def use(self, place: int) -> None:
         """Makes a rung the one in use; a reader sees the old one or the new one, never a mixture."""

@@ -6,15 +6,37 @@ from pathlib import Path
 from typing import Any
 
 from apportion.core.budget import Budget
+from apportion.core.certificate import Certificate
 from apportion.core.progress import Progress, Silent
 from apportion.device.probe import working_target
 from apportion.errors import ApportionError
-from apportion.methods.compress.bench import Bench, latency_limit, model_digest, read_artefact
-from apportion.methods.compress.rundir import RunDir, identity
+from apportion.methods.compress.bench import Bench, latency_limit, model_digest, model_files, read_artefact
+from apportion.methods.compress.rundir import FitConfig, RunDir, identity
 from apportion.models.load import is_factory, load
-from apportion.models.safefile import folder_digest
+from apportion.models.safefile import file_digest, folder_digest
 from apportion.tasks.batches import load_splits
 from apportion.tasks.quality import quality_meter
+
+
+def confirm_factory(config: FitConfig, model: str | None) -> None:
+    """Code named in a run's files is run only where the user names it, too."""
+    named = config.factory or (config.model if is_factory(config.model) else None)
+    if named is not None and model != named:
+        raise ApportionError(f"the run's model comes from the factory {named!r}; confirm it with --model")
+
+
+def certified_artefact(rundir: RunDir, certificate: Certificate) -> Path | None:
+    """The files of the rung in use that its certificate is about; None where the target runs the model itself.
+
+    Raises:
+        ApportionError: they are not the ones that were certified.
+    """
+    artefact = rundir.rung_in_use.artefact
+    if not artefact.is_dir():
+        return None
+    if {path.name: file_digest(path) for path in model_files(artefact)} != dict(certificate.files):
+        raise ApportionError(f"{artefact} does not hold the files that were certified; fit it again")
+    return artefact
 
 
 def verify(folder: Path, model: str | None = None, progress: Progress | None = None) -> dict[str, Any]:
@@ -30,9 +52,8 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
     config, certificate = rundir.config(), rundir.certificate()
     if not rundir.model.is_dir() or folder_digest(rundir.model) != certificate.artefact:
         raise ApportionError(f"{rundir.model} is not the model that was certified; fit it again")
-    named = config.factory or (config.model if is_factory(config.model) else None)
-    if named is not None and model != named:
-        raise ApportionError(f"the run's model comes from the factory {named!r}; confirm it with --model")
+    confirm_factory(config, model)
+    artefact = certified_artefact(rundir, certificate)
     with progress.stage("load"):
         original = load(
             config.model, batch=config.batch, tokens=config.tokens, seed=config.seed, factory=config.factory
@@ -52,13 +73,13 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
     session = None
     if latency is not None:
         with progress.stage("measure in fresh processes"):
-            session = bench.measure(rundir.model)
-    artefact = bench.artefact(network, rundir.model)
-    measured = read_artefact(network, rundir.model, latency, certificate.baseline, session, artefact)
+            session = bench.measure(rundir.model, artefact=artefact)
+    opened = artefact or bench.artefact(network, rundir.model)
+    measured = read_artefact(network, rundir.model, latency, certificate.baseline, session, opened)
     with progress.stage("judge on held-out examples"):
         quality = quality_meter(original, splits.training, splits.report, config.quality)
         before = quality.read(original)
-        after = bench.read_quality(quality, splits.report, network, rundir.model)
+        after = bench.read_quality(quality, splits.report, network, rundir.model, artefact)
     return {
         "budget": certificate.asked,
         "limits": {limit.key: limit.value for limit in certificate.budget.limits},

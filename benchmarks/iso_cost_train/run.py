@@ -27,9 +27,10 @@ from apportion.core.knob import Setting
 from apportion.device.probe import working_target
 from apportion.device.target import machine
 from apportion.methods.search.folder import SearchRunConfig
+from apportion.methods.search.ground import block_space, training_proxy
 from apportion.methods.search.proxy import FULL, Request
-from apportion.methods.search.run import block_space, search, training_proxy
-from apportion.methods.search.train import accuracy
+from apportion.methods.search.run import search
+from apportion.methods.search.utilities import accuracy
 
 HERE = Path(__file__).parent
 TARGETS = ("torch-cpu-1t", "ort-cpu-1t", "openvino-cpu-1t")
@@ -111,14 +112,13 @@ def one_target(name: str, args: argparse.Namespace, large: bool) -> dict[str, An
     proxy = training_proxy(config, space)
     num = 8 if large else 2 if args.quick else 4
     pairs = {"anchor": Setting(result["anchor"]["arch"]), "found": Setting(result["arch"])}
-    split = proxy.images.split()
     values: dict[str, np.ndarray] = {}
     for who, arch in pairs.items():
-        short = [proxy.evaluate(Request(arch, FULL, FRESH + i)) for i in range(num)]
+        short = [proxy.evaluate(Request(arch, FULL, FRESH + i))[FULL] for i in range(num)]
         long = []
         for i in range(num):
             network = proxy.train(Request(arch, "long", FRESH + i), 2 * config.final_steps)
-            long.append(accuracy(network.module, *split.report))
+            long.append(accuracy(network.module, proxy.images, "report"))
         values |= {f"{who}_short": np.array(short), f"{who}_long": np.array(long)}
     key = f"latency@{name}"
 

@@ -94,6 +94,16 @@ def test_verify_measures_again_and_refuses_another_network(told, run, tmp_path):
         (("mobile-cnn", "--budget", "5 parsecs"), "parsecs"),
         (("mobile-cnn", "--anchor", "no-such.json"), "can't read an architecture"),
         (("mobile-cnn", "--evaluations", "0"), "at least 1"),
+        (("mobile-cnn", "--anchor", "cheap"), "cheap"),
+        (("mobile-cnn", "--anchor", "0%"), "more than 0%"),
+        (("mobile-cnn", "--anchor", "900%"), "at most 400%"),
+        (("mobile-cnn", "--anchor", "80%", "--anchor", "80%"), "give each once"),
+        (("mobile-cnn", "--anchor", "80%", "--anchor", "90%", "--budget", "1ms"), "anchored at one of them"),
+        (("mobile-cnn", "--utility", "beauty"), "accuracy, robust, worst-class"),
+        (("mobile-cnn", "--utility", "robust", "--utility", "robust"), "each once"),
+        (("mobile-cnn", "--sigma", "-1"), "above 0"),
+        (("mobile-cnn", "--align", "0"), "at least 1"),
+        (("mobile-cnn", "--image-size", "0"), "at least 4"),
     ],
 )
 def test_mistakes_are_one_line(told, args, part, tmp_path):

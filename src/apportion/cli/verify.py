@@ -29,6 +29,12 @@ def command(
 
         result = verify_search(run, bars)
         print_verified(result, as_json=as_json)
+    elif (run / "front.json").is_file():
+        from apportion.cli.search import print_verified_front
+        from apportion.methods.search.front import verify_front
+
+        result = verify_front(run, bars)
+        print_verified_front(result, as_json=as_json)
     elif (run / "specialise.json").is_file():
         from apportion.cli.search import print_verified
         from apportion.methods.adapt.specialise import verify_specialised

@@ -173,6 +173,6 @@ def test_hypervolume_and_front_agree_with_counting_cells():
             any(cost <= c and utility >= u + 1 for cost, utility in points) for c in range(10) for u in range(10)
         )
         assert hypervolume(points, (10.0, 0.0)) == cells
-        front = [points[index] for index in nondominated(points)]
+        front = [points[index] for index in nondominated([((cost,), utility) for cost, utility in points])]
         assert hypervolume(front, (10.0, 0.0)) == cells
         assert len(set(front)) == len(front)

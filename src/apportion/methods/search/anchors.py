@@ -91,4 +91,4 @@ def pareto_anchors(
     points = tuple(search_at(anchor) for anchor in anchors)
     costs = tuple(measured(point.arch) for point in points)
     utilities = [point.utility.mean for point in points]
-    return Front(points, costs, tuple(nondominated(list(zip(costs, utilities, strict=True)))))
+    return Front(points, costs, tuple(nondominated([((cost,), u) for cost, u in zip(costs, utilities, strict=True)])))

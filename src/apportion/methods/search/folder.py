@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,28 @@ from apportion.core.folder import RunFolder
 from apportion.errors import ApportionError
 from apportion.methods.search.select import RULES
 from apportion.methods.search.spaces import SPACES
+from apportion.methods.search.utilities import UTILITIES
+
+MAX_PERCENT = 400.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRunConfig:
     """What a search was asked for; saved in its folder, and what makes a run the same run.
 
-    ``targets`` are names; several must all be in their band. ``sigma`` is the noise of one evaluation, None to estimate
-    it from ``pilot`` evaluations of the anchor. ``train_on`` is the torch device of the trainings. ``align`` is the
-    grid of widths, None to use the target's usual one.
+    ``targets`` are names; several must all be in their band. The band ends at ``budget``, or is around the cost of the
+    architecture ``anchor`` or around ``anchor_cost``. ``utilities``: the first is maximised; with several, the result
+    comes with its local Pareto set. ``sigma`` is the noise of one evaluation, None to estimate it from ``pilot``
+    evaluations of the anchor. ``train_on`` is the torch device of the trainings. ``align`` is the grid of widths, None
+    to audit it on the target.
     """
 
     space: str
     targets: tuple[str, ...] = ("torch-cpu-1t",)
     budget: str | None = None
     anchor: dict[str, Any] | None = None
+    anchor_cost: str | None = None
+    utilities: tuple[str, ...] = ("accuracy",)
     data: str = "digits"
     tolerance: float = 0.05
     confidence: float = 0.95
@@ -62,10 +70,23 @@ class SearchRunConfig:
         for name in ("max_evaluations", "steps", "final_steps", "pilot", "calibration"):
             if getattr(self, name) < 1:
                 raise ApportionError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.budget is not None:
-            Budget.parse(self.budget)
-            if self.anchor is not None:
-                raise ApportionError("a budget and an anchor were both given; the search is anchored at one of them")
+        wrong = set(self.utilities) - set(UTILITIES)
+        if wrong or not self.utilities or len(set(self.utilities)) != len(self.utilities):
+            raise ApportionError(
+                f"utilities are {', '.join(self.utilities) or 'none'}; name one or more of {', '.join(UTILITIES)}, "
+                "each once"
+            )
+        if self.image_size is not None and self.image_size < 4:
+            raise ApportionError(f"images of {self.image_size} pixels a side were asked for; give at least 4")
+        if self.align is not None and self.align < 1:
+            raise ApportionError(f"widths can't be multiples of {self.align}; give at least 1")
+        if self.sigma is not None and not self.sigma > 0:
+            raise ApportionError(f"sigma is {self.sigma:g} points; give the noise of one evaluation, above 0")
+        if sum(one is not None for one in (self.budget, self.anchor, self.anchor_cost)) > 1:
+            raise ApportionError("a budget and an anchor were both given; the search is anchored at one of them")
+        for asked in (self.budget, self.anchor_cost):
+            if asked is not None and percent_of(asked) is None:
+                Budget.parse(asked)
 
 
 class SearchFolder(RunFolder):
@@ -87,8 +108,27 @@ class SearchFolder(RunFolder):
     def config(self) -> SearchRunConfig:
         """What the run was asked for."""
         config = self.asked({field.name for field in fields(SearchRunConfig)})
-        return SearchRunConfig(**{**config, "targets": tuple(config["targets"])})
+        lists = {name: tuple(config[name]) for name in ("targets", "utilities")}
+        return SearchRunConfig(**{**config, **lists})
 
 
 def identity(config: SearchRunConfig) -> str:
     return hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode()).hexdigest()
+
+
+def percent_of(text: str) -> float | None:
+    """A bare percentage, which is of the template's cost and may be above 100; None for other costs.
+
+    Example:
+        >>> percent_of("80%"), percent_of("1.5ms")
+        (80.0, None)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", text)
+    if match is None:
+        return None
+    value = float(match[1])
+    if not 0.0 < value <= MAX_PERCENT:
+        raise ApportionError(
+            f"{text.strip()} of the template's cost is asked for; give more than 0% and at most {MAX_PERCENT:.0f}%"
+        )
+    return value

@@ -3,10 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from apportion.core.knob import Setting
-from apportion.methods.search.evidence import Evidence
+from apportion.methods.search.evidence import Evidence, Interval, Radius
+from apportion.methods.search.proxy import FULL, Sampler
 from apportion.methods.search.select import Draw
+
+
+@dataclass(frozen=True)
+class LocalSet:
+    """The architectures that stay, the intervals of all by utility, and whether evaluations sufficed to settle it."""
+
+    archs: tuple[Setting, ...]
+    intervals: Mapping[str, Mapping[Setting, Interval]]
+    settled: bool
+
+
+def local_set(
+    archs: Sequence[Setting],
+    sampler: Sampler,
+    radii: Mapping[str, Radius],
+    *,
+    epsilon: float,
+    confidence: float,
+) -> LocalSet:
+    """The local Pareto set of an architecture, which comes first, and its neighbours.
+
+    One evaluation is a sample of every utility; what was evaluated before counts, free of charge. Every utility's
+    intervals may fail with an equal share of ``1 - confidence``. Where evaluations run out, those are returned that no
+    other beats by its means.
+    """
+    first, *others = radii
+    delta = (1.0 - confidence) / len(radii)
+    evidence = {name: Evidence(radius, delta) for name, radius in radii.items()}
+    sampler.rewind()
+
+    def add(archs: Sequence[Setting], drawn: Sequence[Mapping[str, float]]) -> None:
+        for arch, values in zip(archs, drawn, strict=True):
+            evidence[first].add(arch, values[FULL])
+            for name in others:
+                evidence[name].add(arch, values[name])
+
+    def draw(short: Sequence[Setting]) -> bool:
+        drawn = sampler.draw_all(short)
+        if drawn is not None:
+            add(short, drawn)
+            return True
+        for arch in short:  # the evaluations don't hold all of them: as many as they do
+            drawn = sampler.draw_all([arch])
+            if drawn is None:
+                return False
+            add([arch], drawn)
+        return True
+
+    kept, settled = pareto_select(archs, evidence, draw, epsilon=dict.fromkeys(radii, epsilon))
+    if not settled:
+        kept = _by_means([arch for arch in kept if evidence[first].num_pulls(arch)], evidence)
+    told = {name: {arch: one.interval(arch) for arch in archs} for name, one in evidence.items()}
+    return LocalSet(tuple(kept), told, settled)
+
+
+def _by_means(archs: Sequence[Setting], evidence: Mapping[str, Evidence]) -> list[Setting]:
+    def mean(arch: Setting) -> tuple[float, ...]:
+        return tuple(one.mean(arch) for one in evidence.values())
+
+    points = {arch: mean(arch) for arch in archs}
+    return [
+        arch
+        for arch in archs
+        if not any(
+            all(a >= b for a, b in zip(other, points[arch], strict=True)) and other != points[arch]
+            for other in points.values()
+        )
+    ]
 
 
 def pareto_select(
@@ -52,26 +122,22 @@ def pareto_select(
             return alive, False
 
 
-def nondominated(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The indices of (cost, utility) points that no other beats: none costs less or the same for more utility.
+def nondominated(points: Sequence[tuple[Sequence[float], float]]) -> list[int]:
+    """The indices of (costs, utility) points that no other beats: none costs no more anywhere for as much utility.
 
     Of equal points the first stays.
 
     Example:
-        >>> nondominated([(1.0, 5.0), (2.0, 5.0), (3.0, 9.0), (3.0, 9.0)])
+        >>> nondominated([((1.0,), 5.0), ((2.0,), 5.0), ((3.0,), 9.0), ((3.0,), 9.0)])
         [0, 2]
     """
-    kept = []
-    for i, (cost, utility) in enumerate(points):
-        beaten = any(
-            (other_cost <= cost and other_utility >= utility)
-            and (other_cost < cost or other_utility > utility or j < i)
-            for j, (other_cost, other_utility) in enumerate(points)
-            if j != i
-        )
-        if not beaten:
-            kept.append(i)
-    return kept
+
+    def beats(j: int, i: int) -> bool:
+        (ours, gain), (theirs, other) = points[j], points[i]
+        no_worse = gain >= other and all(a <= b for a, b in zip(ours, theirs, strict=True))
+        return no_worse and (points[j] != points[i] or j < i)
+
+    return [i for i in range(len(points)) if not any(beats(j, i) for j in range(len(points)) if j != i)]
 
 
 def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, float]) -> float:

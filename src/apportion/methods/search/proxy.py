@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from apportion.core.knob import Setting
 from apportion.core.ledger import Kind, Ledger, Row
@@ -17,6 +17,8 @@ from apportion.core.meter import Reading
 from apportion.errors import ApportionError, LedgerError
 
 FULL = "utility"
+Values: TypeAlias = float | Mapping[str, float]
+"""The utility of an evaluation, or several by name, of which the search maximises the one called ``utility``."""
 
 
 @dataclass(frozen=True)
@@ -29,21 +31,21 @@ class Request:
 
 
 class Proxy(Protocol):
-    """Evaluates architectures; the same request always gives the same value, whichever process it runs in."""
+    """Evaluates architectures; the same request always gives the same values, whichever process it runs in."""
 
-    def evaluate(self, request: Request) -> float: ...
+    def evaluate(self, request: Request) -> Values: ...
 
 
 class Executor(Protocol):
     """Runs evaluations, anywhere, and returns the values in the order asked; a cluster engine implements this."""
 
-    def map(self, proxy: Proxy, requests: Sequence[Request]) -> list[float]: ...
+    def map(self, proxy: Proxy, requests: Sequence[Request]) -> list[Values]: ...
 
 
 class Here:
     """In this process, one after the other."""
 
-    def map(self, proxy: Proxy, requests: Sequence[Request]) -> list[float]:
+    def map(self, proxy: Proxy, requests: Sequence[Request]) -> list[Values]:
         return [proxy.evaluate(request) for request in requests]
 
 
@@ -57,7 +59,7 @@ class Processes:
         self._pool: ProcessPoolExecutor | None = None
         self._proxy: Proxy | None = None
 
-    def map(self, proxy: Proxy, requests: Sequence[Request]) -> list[float]:
+    def map(self, proxy: Proxy, requests: Sequence[Request]) -> list[Values]:
         if self._pool is None or proxy is not self._proxy:
             self.close()
             self._pool = ProcessPoolExecutor(
@@ -80,7 +82,7 @@ def _keep(proxy: Proxy) -> None:
     _kept = proxy
 
 
-def _evaluate(request: Request) -> float:
+def _evaluate(request: Request) -> Values:
     assert _kept is not None
     return _kept.evaluate(request)
 
@@ -168,7 +170,7 @@ class Sampler:
         self.num_evaluations = 0
         self._on_spend = on_spend or (lambda share: None)
         self._next: Counter[tuple[Setting, str]] = Counter()
-        self._values: dict[Request, float] = {}
+        self._values: dict[Request, dict[str, float]] = {}
 
     @property
     def left(self) -> float:
@@ -179,7 +181,12 @@ class Sampler:
         self._next.clear()
 
     def draw(self, archs: Sequence[Setting], fidelity: str = FULL) -> list[float] | None:
-        """One more evaluation of each architecture; None when the budget does not hold all of them."""
+        """The utility of one more evaluation of each architecture; None when the budget does not hold all of them."""
+        drawn = self.draw_all(archs, fidelity)
+        return None if drawn is None else [values[fidelity] for values in drawn]
+
+    def draw_all(self, archs: Sequence[Setting], fidelity: str = FULL) -> list[dict[str, float]] | None:
+        """The same with every utility that an evaluation gives, by name."""
         requests = [Request(arch, fidelity, self._next[arch, fidelity]) for arch in archs]
         new = [request for request in requests if request not in self._values]
         price = self.prices.get(fidelity, 1.0)
@@ -201,10 +208,11 @@ class Sampler:
             row = self.journal.recorded("trial", request.arch, fidelity)
             if row is None:
                 break
-            self._values[request] = row.readings[fidelity].value
+            self._values[request] = {name: reading.value for name, reading in row.readings.items()}
             done += 1
         rest = requests[done:]
         for request, value in zip(rest, self.executor.map(self.proxy, rest) if rest else (), strict=True):
-            reading = Reading(value=float(value), unit=self.unit)
-            self.journal.record("trial", request.arch, {fidelity: reading}, knob=next(iter(request.arch)))
-            self._values[request] = reading.value
+            values = dict(value) if isinstance(value, Mapping) else {fidelity: value}
+            readings = {name: Reading(value=float(one), unit=self.unit) for name, one in values.items()}
+            self.journal.record("trial", request.arch, readings, knob=next(iter(request.arch)))
+            self._values[request] = {name: reading.value for name, reading in readings.items()}

@@ -6,14 +6,15 @@ Shape letters: N images, C channels, H and W pixels.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from apportion.errors import DataError
+from apportion.methods.search.images import Images
 from apportion.methods.search.proxy import FULL, Request
 from apportion.methods.search.spaces.blocks import BlockSpace
+from apportion.methods.search.utilities import UTILITIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,72 +33,8 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Images:
-    """Images of a data set in three parts: to train on, to choose by, and to report on, none of them shared."""
-
-    data: str
-    side: int
-    channels: int
-    num_train: int = 4000
-    num_choose: int = 2000
-    seed: int = 0
-
-    def split(self) -> Split:
-        return _load(self)
-
-
-@dataclass(frozen=True)
-class Split:
-    """Tensors of the three parts."""
-
-    train: tuple[Any, Any]
-    choose: tuple[Any, Any]
-    report: tuple[Any, Any]
-    classes: tuple[str, ...]
-
-
-@lru_cache(maxsize=2)
-def _load(images: Images) -> Split:
-    import numpy as np
-    import torch
-    from torch.nn import functional
-
-    from apportion.tasks.domains import load_domain
-
-    domain = load_domain(images.data)
-    if domain.kind != "image":
-        raise DataError(f"{images.data} holds {domain.kind}s; a search over vision templates needs images")
-    wanted = images.num_train + images.num_choose
-    if len(domain) < wanted + 100:
-        raise DataError(
-            f"{images.data} has {len(domain)} images; {images.num_train} to train on and {images.num_choose} to choose "
-            "by leave too few to report on"
-        )
-    order = np.random.default_rng(images.seed).permutation(len(domain))[: 2 * wanted + 2000]
-    pixels = [torch.from_numpy(np.array(domain.content[int(row)])).permute(2, 0, 1).float() / 255 for row in order]
-    scaled = [
-        functional.interpolate(
-            one[None], (images.side, images.side), mode="bilinear", antialias=True, align_corners=False
-        )
-        for one in pixels
-    ]
-    x_NCHW = torch.cat(scaled)
-    if images.channels == 1:
-        x_NCHW = x_NCHW.mean(1, keepdim=True)
-    x_NCHW = (x_NCHW - x_NCHW[: images.num_train].mean()) / x_NCHW[: images.num_train].std()
-    label_N = torch.from_numpy(domain.label_N[order])
-    first, second = images.num_train, wanted
-    return Split(
-        (x_NCHW[:first], label_N[:first]),
-        (x_NCHW[first:second], label_N[first:second]),
-        (x_NCHW[second:], label_N[second:]),
-        domain.classes,
-    )
-
-
-@dataclass(frozen=True)
 class TrainingProxy:
-    """Accuracy in per cent on the images to choose by, after a short training from scratch.
+    """Utilities on the images to choose by, after a short training from scratch; the first is the one maximised.
 
     The seed of the run, the architecture and the repetition decide the weights and the order of the images, so an
     evaluation gives the same value in any process; one thread, because sums over several depend on their number.
@@ -108,11 +45,13 @@ class TrainingProxy:
     recipe: Recipe = field(default_factory=Recipe)
     seed: int = 0
     device: str = "cpu"
+    utilities: Sequence[str] = ("accuracy",)
 
-    def evaluate(self, request: Request) -> float:
-        split = self.images.split()
-        network = self.train(request, self.recipe.steps[request.fidelity])
-        return accuracy(network.module, *split.choose)
+    def evaluate(self, request: Request) -> Mapping[str, float]:
+        module = self.train(request, self.recipe.steps[request.fidelity]).module
+        first, *others = self.utilities
+        values = {name: UTILITIES[name](module, self.images, "choose") for name in (first, *others)}
+        return {request.fidelity: values[first]} | {name: values[name] for name in others}
 
     def train(self, request: Request, steps: int) -> Any:
         """The trained network of a request."""
@@ -154,15 +93,3 @@ def _fit(module: Any, x_NCHW: Any, label_N: Any, recipe: Recipe, steps: int, see
         optimiser.step()
         schedule.step()
     module.eval()
-
-
-def accuracy(module: Any, x_NCHW: Any, label_N: Any, batch: int = 512) -> float:
-    """Share of images whose highest logit is right, in per cent."""
-    import torch
-
-    with torch.inference_mode():
-        hits = [
-            (module(x_NCHW[i : i + batch]).argmax(1) == label_N[i : i + batch]).sum().item()
-            for i in range(0, len(x_NCHW), batch)
-        ]
-    return 100.0 * float(sum(hits)) / len(x_NCHW)

@@ -25,8 +25,8 @@ class ParameterCount:
 class SizeOnDisk:
     """Bytes of the safetensors file that ``models.save`` writes, bounded from above before it is written.
 
-    Weights with many zeros count as they are stored there, with the zeros left out. Of a network that is to be
-    quantised it is the size of the runtime's artefact: a byte for every weight of its linear and convolution layers.
+    Weights with many zeros count as they are stored there, with the zeros left out. Of a network that a graph runtime
+    is to quantise it is the size of its artefact: a byte for every weight of its linear and convolution layers.
     """
 
     unit = "B"
@@ -45,6 +45,8 @@ class SizeOnDisk:
 
 
 def _int8_weights(model: Network) -> set[int]:
+    if model.int8.scope == "dynamic":
+        return set()  # torch quantises when it loads the file, which is in float
     return {
         layer.weight.data_ptr()
         for name, layer in model.module.named_modules()

@@ -22,7 +22,7 @@ ISA_CAPS = (None, "AVX512_CORE_VNNI", "AVX2", "SSE41")
 """Tried in this order; a machine whose hypervisor hides instructions dies at the first and runs at a later one."""
 
 _PROBE_MODEL = "apportion.device.probe:probe_model"
-_PACKAGES = ("apportion", "torch", "onnxruntime", "openvino", "nncf", "executorch")
+_PACKAGES = ("apportion", "torch", "onnxruntime", "openvino", "nncf", "torchao", "executorch")
 
 
 @dataclass(frozen=True)

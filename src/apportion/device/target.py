@@ -25,6 +25,7 @@ class Family:
 FAMILIES = {
     "torch": Family("torch", "fp32", "PyTorch eager"),
     "compile": Family("compile", "fp32", "torch.compile (Inductor)"),
+    "compile-int8": Family("compile", "int8", "torch.compile, dynamic int8 of linear layers by torchao"),
     "ort": Family("ort", "fp32", "ONNX Runtime"),
     "ort-int8": Family("ort", "int8", "ONNX Runtime, static int8 (QDQ)"),
     "ort-int8dyn": Family("ort", "int8dyn", "ONNX Runtime, dynamic int8"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ from apportion.models.trace import HEAD_COUNT_NAMES, HEAD_WIDTH_NAMES
 EDITS_FILE = "apportion.json"
 CALIBRATION_FILE = "calibration.safetensors"
 FORMAT = 1
+for _noisy in ("torchao", "torch.utils._pytree"):  # where torchao is there, transformers loads it, and it talks
+    logging.getLogger(_noisy).setLevel(logging.ERROR)
 _BLOAT = 4  # a config may describe at most this many times the numbers that the weights hold (tied weights, buffers)
 
 
@@ -161,7 +164,7 @@ def _read_int8(folder: Path, fields: Any) -> Int8:
     try:
         activations, scope = (fields.get(name, getattr(default, name)) for name in ("activations", "scope"))
         in_float = tuple(fields.get("in_float", ()))
-        known = activations in ("uint8", "int8") and scope in ("layers", "graph")
+        known = activations in ("uint8", "int8") and scope in ("layers", "graph", "dynamic")
         if not known or not all(isinstance(name, str) and name for name in in_float):
             raise ValueError
     except (TypeError, ValueError, AttributeError):

@@ -41,15 +41,16 @@ class Edits:
 
 @dataclass(frozen=True, kw_only=True)
 class Int8:
-    """How a graph runtime quantises a network: a recipe, and what stays in float all the same.
+    """How a runtime quantises a network: a recipe, and what stays in float all the same.
 
     ``activations`` are unsigned or signed; ``scope`` is the layers with weights alone, or what lies between them, too
-    (sums, activations, pooling), so that numbers stay in int8 from layer to layer; ``in_float`` names modules that are
-    left out with all that is in them. OpenVINO's tool has its own mind on the first two.
+    (sums, activations, pooling), so that numbers stay in int8 from layer to layer, or ``dynamic``: linear layers, run
+    by torch, with ranges of every input of its own; ``in_float`` names modules that are left out with all that is in
+    them. OpenVINO's tool has its own mind on the first two.
     """
 
     activations: Literal["uint8", "int8"] = "uint8"
-    scope: Literal["layers", "graph"] = "layers"
+    scope: Literal["layers", "graph", "dynamic"] = "layers"
     in_float: tuple[str, ...] = ()
 
     def covers(self, layer: str) -> bool:
@@ -61,8 +62,8 @@ class Int8:
 class Network:
     """A module, inputs of the shape it is priced at, and its origin; treated as immutable.
 
-    Where ``calibration`` holds inputs of that shape, graph runtimes run the network in int8, with ranges set by them;
-    ``int8`` says how.
+    Where ``calibration`` holds inputs of that shape, the network is run in int8, with ranges set by them; ``int8`` says
+    how.
     """
 
     module: nn.Module

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from apportion.models.dynamic import quantise_dynamically
 from apportion.models.network import Network, forward
 
 LEVELS = 255
@@ -43,8 +44,10 @@ def simulate(network: Network, ranges: Mapping[str, tuple[float, float]] | None 
     Linear and convolution layers are quantised but for those that stay in float: weights per output channel, inputs
     per tensor. ``ranges`` are those of the network's inputs, where they are known already.
     """
-    ranges = ranges or input_ranges(network.module, network.calibration)
     module = copy.deepcopy(network.module)
+    if network.int8.scope == "dynamic":  # nothing to simulate: torch runs it
+        return network.replace(module=quantise_dynamically(module, network.int8.covers), calibration=())
+    ranges = ranges or input_ranges(network.module, network.calibration)
     with torch.no_grad():
         for name, layer in module.named_modules():
             if name in ranges and network.int8.covers(name):

@@ -29,6 +29,9 @@ def test_the_quickest_recipe_whose_quality_stands_is_taken():
     wrong = tried("graph", 0.3, 0.90 - 2 * STANDS)
     assert quickest([slow, quick, wrong]) is quick
     assert quickest([]) is None
+    idle = tried("graph", 1.02, 0.90)
+    assert quickest([idle]) is None
+    assert quickest([idle], saves_time=False) is idle  # wanted for its size
     assert Tried.from_json(quick.to_json()) == quick
 
 

@@ -38,7 +38,7 @@ def missing_packages(target: Target) -> list[str]:
     """The packages that a target's runtime needs and that are not installed; importing nothing."""
     packages = {
         "torch": ["torch"],
-        "compile": ["torch"],
+        "compile": ["torch"] + (["torchao"] if target.precision == "int8" else []),
         "ort": ["onnx", "onnxscript", "onnxruntime"],
         "openvino": ["onnx", "onnxscript", "openvino"] + (["nncf"] if target.precision == "int8" else []),
         "executorch": ["executorch"],

@@ -13,18 +13,21 @@ from torch import Tensor, nn
 from apportion.device.runtimes import Step
 from apportion.device.target import Target
 from apportion.errors import TargetError
+from apportion.models.dynamic import quantise_dynamically
 from apportion.models.network import float_outputs, forward
 
 _NUMBER = count()
 
 
 class Eager:
-    """Runs the module as it is, through ``torch.compile`` where the target asks for it."""
+    """Runs the module as it is or with linear layers in int8, compiled where the target asks for it."""
 
     def open_network(self, network: Any, target: Target) -> Step:
         torch.set_num_threads(target.threads)
         if target.device == "cuda" and not torch.cuda.is_available():
             raise TargetError("no CUDA device is visible to torch")
+        if target.precision == "int8" or (network.calibration and network.int8.scope == "dynamic"):
+            network = network.replace(module=quantise_dynamically(network.module, network.int8.covers))
         module = network.module.to(target.device)
         inputs = {name: tensor.to(target.device) for name, tensor in network.inputs.items()}
         run = _compiled(module) if target.runtime == "compile" else partial(forward, module)

@@ -50,8 +50,8 @@ class OnnxRuntime:
     def _quantise_static(self, folder: Path, prepared: Path, network: Any) -> None:
         """Layers with weights in int8, or the graph as a whole, as the network says; products of activations never.
 
-        Between the layers of a convolutional network int8 saves a third of the time; it costs an encoder half its
-        accuracy, and saves little.
+        Between the layers of a convolutional network int8 saves a tenth to a third of the time; it costs an encoder
+        half its accuracy, and saves less.
         """
         from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 

@@ -106,21 +106,23 @@ class Plan:
     def _choose_int8(self) -> None:
         """The recipe of int8 that is quickest here at no loss, and the layers that it leaves in float first."""
         self.tried = try_recipes(self.network, self.quantise, self.bench, self.selection.meter, self.splits.selection)
-        self.recipe = quickest(self.tried)
+        self.recipe = quickest(self.tried, saves_time=self.latency is not None)
         if self.recipe is None:
             return
+        recipe = self.recipe.int8
         what = {"run": self.bench.run, "what": "sensitivity to int8"}
         order = self.bench.store.get_or_make(
-            what, lambda: {"order": list(by_sensitivity(self.network, self.splits.calibration))}
+            what, lambda: {"order": list(by_sensitivity(self.network, self.splits.calibration, recipe))}
         )["order"]
-        self.quantise = Quantise(self.splits.calibration, self.recipe.int8, tuple(order))
+        self.quantise = Quantise(self.splits.calibration, recipe, tuple(order))
         self.num_mixed = len(order) if can_mix(self.network, self.quantise, self.bench) else 0
 
     def told_int8(self, network: Network) -> dict[str, Any] | None:
-        """How a network is quantised and why so: what every recipe read; None where it is not."""
-        if network.precision == "fp32":
+        """How a network is quantised, if it is, and what every recipe read; None where int8 was no choice."""
+        if not self.tried:
             return None
-        return {**asdict(network.int8), "tried": [one.to_json() for one in self.tried]}
+        used = asdict(network.int8) if network.precision == "int8" else None
+        return {"used": used, "offered": self.recipe is not None, "tried": [one.to_json() for one in self.tried]}
 
     def _all_knobs(self) -> list[Knob]:
         knobs: list[Knob] = []
@@ -260,7 +262,8 @@ class Plan:
         if self.allowed & {"lowrank", "sparse"}:
             floor |= {key: Reading(value=0.0, unit=floor[key].unit) for key in ("params", "size", "flops")}  # not known
         elif self.recipe is not None:
-            floor["size"] = self.meters["size"].read(smallest.replace(calibration=(smallest.inputs,)))
+            quantised = smallest.replace(calibration=(smallest.inputs,), int8=self.recipe.int8)
+            floor["size"] = self.meters["size"].read(quantised)
         if self.latency is not None and self.calibration is not None:
             floors = [anchored.floor for anchored in (self.calibration, self.int8) if anchored is not None]
             floor[self.latency.key] = min(floors, key=lambda reading: reading.value)

@@ -20,7 +20,7 @@ from apportion.tasks.batches import Examples
 PREFIX = "quantise"
 BUT = "int8 but "
 NUM_EXAMPLES = 32
-_RUNTIMES = ("ort", "openvino")
+_RUNTIMES = ("ort", "openvino", "compile")  # eager torch runs int8 no quicker: torchao's kernels live off the compiler
 
 
 def int8_twin(target: Target) -> Target | None:
@@ -69,22 +69,24 @@ class Quantise:
 
 
 @torch.inference_mode()
-def by_sensitivity(network: Network, calibration: Examples) -> tuple[str, ...]:
-    """The layers that int8 can have, the one first whose rounding alone moves the network's answers furthest.
+def by_sensitivity(network: Network, calibration: Examples, recipe: Int8 | None = None) -> tuple[str, ...]:
+    """The layers that a recipe quantises, the one first whose rounding alone moves the network's answers furthest.
 
     How far is the loss that repair trains on (eq. R1, R2), on the calibration examples.
     """
     wanted = [read_out(network, batch) for batch in calibration.batches]
     network = network.replace(calibration=tuple(shaped(calibration, network)))
+    recipe = recipe or Int8()
     ranges = input_ranges(network.module, network.calibration)
+    linear = {name for name, layer in network.module.named_modules() if isinstance(layer, nn.Linear)}
     losses = {}
-    for layer in ranges:
+    for layer in ranges if recipe.scope != "dynamic" else linear.intersection(ranges):
         others = tuple(name for name in ranges if name != layer)
-        run = simulate(network.replace(int8=Int8(in_float=others)), ranges)
+        run = simulate(network.replace(int8=replace(recipe, in_float=others)), ranges)
         answers = [read_out(run, batch) for batch in calibration.batches]
         pairs = zip(answers, wanted, strict=True)
         losses[layer] = sum(answer_loss(answer, like, network.readout).item() for answer, like in pairs)
-    return tuple(sorted(losses, key=lambda name: -losses[name]))
+    return tuple(sorted(losses, key=lambda name: (-losses[name], name)))
 
 
 @dataclass(frozen=True)

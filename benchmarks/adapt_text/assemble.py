@@ -1,4 +1,4 @@
-"""Make a run folder, as ``apportion adapt`` leaves it, out of what ``train.py`` left for ours.
+"""Make a run folder, as ``apportion adapt`` leaves it, out of what ``train.py`` and ``judge.py`` left for ours.
 
 .venv/bin/python benchmarks/adapt_text/assemble.py --suite text --trained FOLDER --profiles FOLDER -o runs/adapt-gpu
 """
@@ -9,16 +9,14 @@ import argparse
 import json
 from pathlib import Path
 
-from run import SUITES
 from safetensors.torch import load_file, save
+from suite import SUITES, TARGETS
 
 from apportion.core.folder import write_whole
 from apportion.cost.profile import Profile
 from apportion.methods.adapt.folder import AdaptConfig, AdaptFolder
 from apportion.models.load import load
 from apportion.tasks.features import network_digest
-
-TARGETS = ("ort-cpu-1t", "openvino-cpu-1t", "torch-cpu-1t")
 
 
 def main() -> None:
@@ -36,10 +34,8 @@ def main() -> None:
     folder.start(config, network_digest(load(model, tokens=config.tokens)))
     for target in TARGETS:
         Profile.load(args.profiles / f"{model}-{target}.json").save(folder.profile(target))
-    tensors = {}
-    for part in sorted(args.trained.glob("family-*.safetensors")):
-        tensors |= {name: tensor.float() for name, tensor in load_file(part).items()}
-    write_whole(folder.tensors, save(tensors))
+    tensors = load_file(args.trained / "ours.safetensors")
+    write_whole(folder.tensors, save({name: tensor.float() for name, tensor in tensors.items()}))
     folder.write("orders.json", ours["orders"])
     folder.write(
         "training.json", {"steps": ours["steps"], "seconds": ours["seconds"]["train"], "prices": ours["state"]}

@@ -17,7 +17,7 @@ class Method:
     """How a method allocates, how many experts it has, what it trains on and how it starts.
 
     ``start`` names the fractions it begins with: the same for all modules, modules in proportion to their price or
-    their sensitivity, widths alone, or blocks alone.
+    their sensitivity, widths alone, or blocks alone. ``targets`` are those it trains for, all if none are named.
     """
 
     says: str
@@ -29,11 +29,16 @@ class Method:
     distil: float = 1.0
     capacity: float = 0.9
     objective: str = "mean"
+    targets: tuple[str, ...] = ()
 
 
 METHODS = {
     "ours": Method(says="per-module budgets by primal-dual training, router sees support and budget"),
     "ours-cvar": Method(says="the same, trained on the worst 30 % of episodes", objective="cvar"),
+    "ours-two": Method(
+        says="the same, one target left out of training and priced by a few points",
+        targets=("ort-cpu-1t", "openvino-cpu-1t"),
+    ),
     "global": Method(says="one gate for all modules, trained", allocation="uniform"),
     "template": Method(says="one factor on a learned template", allocation="template"),
     "unconditional": Method(says="one vector of budgets for all B", allocation="unconditional"),

@@ -85,13 +85,7 @@ def _text_features(network: Network, domain: Domain, rows: Rows, batch: int, upd
     order = np.argsort([len(tokens[row]) for row in rows], kind="stable")
     parts = []
     for start in range(0, len(rows), batch):
-        chosen = [tokens[row] for row in rows[order[start : start + batch]]]
-        ids_NT = torch.full((len(chosen), max(map(len, chosen))), tokens.pad, dtype=torch.long)
-        mask_NT = torch.zeros_like(ids_NT)
-        for place, ids in enumerate(chosen):
-            ids_NT[place, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
-            mask_NT[place, : len(ids)] = 1
-        parts.append(_readings(network, {"input_ids": ids_NT, "attention_mask": mask_NT}))
+        parts.append(_readings(network, text_inputs(tokens, rows[order[start : start + batch]])))
         update(min(1.0, (start + batch) / len(rows)))
     feature_ND = np.concatenate(parts)
     out_ND = np.empty_like(feature_ND)
@@ -132,6 +126,17 @@ def tokenise(network: Network, domain: Domain) -> Tokens:
         }
 
     return Tokens(cached("tokens", key, make), tokenizer.pad_token_id or 0)
+
+
+def text_inputs(tokens: Tokens, rows: Rows, max_tokens: int = MAX_TOKENS) -> dict[str, Tensor]:
+    """Texts as an encoder takes them: token numbers, padded to the longest of them, and the mask."""
+    texts = [tokens[int(row)][:max_tokens] for row in rows]
+    length_N = torch.tensor([len(ids) for ids in texts])
+    ids_NT = torch.full((len(texts), int(length_N.max())), tokens.pad, dtype=torch.long)
+    for place, ids in enumerate(texts):
+        ids_NT[place, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
+    mask_NT = (torch.arange(ids_NT.shape[1]) < length_N[:, None]).long()
+    return {"input_ids": ids_NT, "attention_mask": mask_NT}
 
 
 def _texts_digest(domain: Domain) -> str:

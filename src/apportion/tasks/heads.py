@@ -44,7 +44,7 @@ class Cosine:
 
     def score(self, support_SD: Tensor, label_S: Tensor, query_QD: Tensor, ways: int) -> Tensor:
         mean_WD = class_means(functional.normalize(support_SD, dim=-1), label_S, ways)
-        return self.scale * functional.normalize(query_QD, dim=-1) @ functional.normalize(mean_WD, dim=-1).T
+        return self.scale * cosines(query_QD, mean_WD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +127,22 @@ HEADS: Mapping[str, Head] = {
 
 
 def class_means(support_SD: Tensor, label_S: Tensor, ways: int) -> Tensor:
-    """Mean features of every class, shape (W, D)."""
+    """Mean features of every class, shape (W, D), on the features' device and with their gradients."""
     count_W = torch.bincount(label_S, minlength=ways)
     if len(count_W) != ways or int(count_W.min()) == 0:
         raise DataError(f"the support has {int((count_W > 0).sum())} of {ways} classes; every class needs an example")
-    sum_WD = torch.zeros(ways, support_SD.shape[1], dtype=support_SD.dtype).index_add_(0, label_S, support_SD)
-    return sum_WD / count_W[:, None]
+    one_SW = functional.one_hot(label_S, ways).to(support_SD)
+    return one_SW.T @ support_SD / count_W.to(support_SD)[:, None]
+
+
+def left_out_means(support_SD: Tensor, label_S: Tensor, ways: int) -> Tensor:
+    """For every example the mean of its class without it, shape (S, D); an example alone in its class is its mean."""
+    one_SW = functional.one_hot(label_S, ways).to(support_SD)
+    others_S = one_SW.sum(0)[label_S][:, None] - 1
+    sum_SD = (one_SW.T @ support_SD)[label_S] - support_SD
+    return torch.where(others_S > 0, sum_SD / others_S.clamp_min(1), support_SD)
+
+
+def cosines(query_QD: Tensor, mean_WD: Tensor) -> Tensor:
+    """Cosine of every query with every class mean, shape (Q, W)."""
+    return functional.normalize(query_QD, dim=-1) @ functional.normalize(mean_WD, dim=-1).T

@@ -17,7 +17,8 @@ from apportion.methods.compose.choose import best_single, greedy_soup, oracle, w
 from apportion.methods.compose.compose import ComposeConfig, open_all
 from apportion.methods.compose.fewshot import TaskConfig, compose_for, prepare
 from apportion.methods.compose.router import Router, save_router
-from apportion.methods.compose.support import encode, held_out_loss, read_support, support_loss, support_scores
+from apportion.methods.compose.support import encode, held_out_loss, support_loss, support_scores
+from apportion.tasks.support import read_support
 
 WORDS = [f"w{n}" for n in range(58)]
 

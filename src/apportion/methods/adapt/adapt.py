@@ -24,10 +24,10 @@ from apportion.device.probe import working_target
 from apportion.errors import ApportionError, DataError
 from apportion.methods.adapt.clock import Clock
 from apportion.methods.adapt.episodes import order_units, unit_scores
-from apportion.methods.adapt.family import Family, FamilyConfig
+from apportion.methods.adapt.family import Family
 from apportion.methods.adapt.folder import AdaptConfig, AdaptFolder
 from apportion.methods.adapt.pool import Pool, make_pools
-from apportion.methods.adapt.train import TrainConfig, Trainer, module_values
+from apportion.methods.adapt.train import Trainer, module_values
 from apportion.models.load import load
 from apportion.models.network import Network
 from apportion.models.partition import Partition
@@ -72,7 +72,7 @@ def adapt(config: AdaptConfig, path: Path, progress: Progress | None = None) -> 
         config, network, replace(parts, partition=partition), profiles, next(iter(pools.values())).feature_NF.shape[1]
     )
     made.stacks.to(device)
-    trainer = Trainer(made, pools, sampler, train_config(config))
+    trainer = Trainer(made, pools, sampler, config.training())
     seconds = _train(trainer, folder, progress)
     result = {
         "model": config.model,
@@ -129,21 +129,7 @@ def build(
 ) -> Family:
     """The family of a config, untrained."""
     clocks = [Clock.of(profile, parts) for profile in profiles]
-    family = FamilyConfig(num_experts=config.experts, allocation=config.allocation, tightest=config.tightest)
-    return Family(network, parts.partition, clocks, num_features, family)
-
-
-def train_config(config: AdaptConfig) -> TrainConfig:
-    return TrainConfig(
-        steps=config.steps,
-        episodes=config.episodes,
-        objective=config.objective,
-        beta=config.beta,
-        capacity=config.capacity,
-        rate=config.rate,
-        warmup=min(100, config.steps // 5),
-        seed=config.seed,
-    )
+    return Family(network, parts.partition, clocks, num_features, config.family())
 
 
 def training_domains(tasks: str) -> tuple[Domain, ...]:

@@ -19,26 +19,20 @@ from apportion.methods.adapt.pool import Pool
 from apportion.models.network import Network
 from apportion.models.partition import Partition
 from apportion.tasks.episode import Episode
+from apportion.tasks.heads import class_means, cosines
 
 
-def episode_logits(family: Family, pool: Pool, episode: Episode, gate_G: Tensor, keep_G: Tensor) -> Tensor:
-    """Scores of the queries against the prototypes of the support, shape (Q, W), by the task's own network."""
+def episode_features(family: Family, pool: Pool, episode: Episode, gate_G: Tensor, keep_G: Tensor) -> Tensor:
+    """Features of the support and then of the queries by the task's own network, shape (S + Q, F), unit length."""
     rows = np.concatenate([episode.support.row_N, episode.query.row_N])
-    feature_NF = family.embed(pool.at(rows), gate_G, keep_G).float()
+    return family.embed(pool.at(rows), gate_G, keep_G).float()
+
+
+def logits(family: Family, episode: Episode, feature_NF: Tensor) -> Tensor:
+    """Scores of the queries against the prototypes of the support, shape (Q, W)."""
     num_support = len(episode.support)
     mean_WF = class_means(feature_NF[:num_support], torch.from_numpy(episode.support.label_N), episode.ways)
-    return scores(feature_NF[num_support:], mean_WF, family.log_scale.exp().to(feature_NF.device))
-
-
-def scores(query_QF: Tensor, mean_WF: Tensor, scale: Tensor | float) -> Tensor:
-    """Cosines to the class means, scaled."""
-    return scale * functional.normalize(query_QF, dim=-1) @ functional.normalize(mean_WF, dim=-1).T
-
-
-def class_means(feature_SF: Tensor, label_S: Tensor, ways: int) -> Tensor:
-    """Mean features of every class, with gradients and on any device."""
-    chosen_WS = functional.one_hot(label_S, ways).T.to(feature_SF)
-    return chosen_WS @ feature_SF / chosen_WS.sum(1, keepdim=True)
+    return family.log_scale.exp().to(feature_NF.device) * cosines(feature_NF[num_support:], mean_WF)
 
 
 def frozen_means(pool: Pool, episode: Episode) -> Tensor:
@@ -77,7 +71,7 @@ def unit_scores(
         num_support = len(episode.support)
         mean_WF = class_means(feature_NF[:num_support], torch.from_numpy(episode.support.label_N), episode.ways)
         label_Q = torch.from_numpy(episode.query.label_N).to(device)
-        return functional.cross_entropy(scores(feature_NF[num_support:], mean_WF, 10.0), label_Q)
+        return functional.cross_entropy(10.0 * cosines(feature_NF[num_support:], mean_WF), label_Q)
 
     score_G = torch.zeros(groups.count)
     for episode in episodes:

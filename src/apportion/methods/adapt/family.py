@@ -57,8 +57,6 @@ class Plan:
     alpha_M: Tensor
     fraction_L: Tensor
     budget_L: Tensor
-    device: str
-    rho: float
 
 
 class Family(nn.Module):
@@ -121,7 +119,7 @@ class Family(nn.Module):
         fraction_L = budget_L
         if self.config.allocation == "learned":
             fraction_L = torch.maximum(alpha_M @ squash(level_L + self.lean_ML), self.policy.least_L)
-        return Plan(alpha_M, fraction_L, budget_L, device, rho)
+        return Plan(alpha_M, fraction_L, budget_L)
 
     def gates(self, alpha_M: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The delta gates a of eq. A1; sampled with a generator, their mean without."""

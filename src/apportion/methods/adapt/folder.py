@@ -10,8 +10,8 @@ from typing import Any
 
 from apportion.core.folder import RunFolder
 from apportion.errors import ApportionError, DataError
-from apportion.methods.adapt.policy import ALLOCATIONS
-from apportion.methods.adapt.train import OBJECTIVES
+from apportion.methods.adapt.family import FamilyConfig
+from apportion.methods.adapt.train import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,23 @@ class AdaptConfig:
     def __post_init__(self) -> None:
         if not self.targets or len(set(self.targets)) != len(self.targets):
             raise DataError(f"targets {', '.join(self.targets) or 'none'} were given; name one or more, each once")
-        if self.allocation not in ALLOCATIONS or self.objective not in OBJECTIVES:
-            raise DataError(
-                f"allocation {self.allocation!r} and objective {self.objective!r} were asked for; possible are "
-                f"{', '.join(ALLOCATIONS)}, and {', '.join(OBJECTIVES)}"
-            )
+        self.family()
+        self.training()
+
+    def family(self) -> FamilyConfig:
+        return FamilyConfig(num_experts=self.experts, allocation=self.allocation, tightest=self.tightest)
+
+    def training(self) -> TrainConfig:
+        return TrainConfig(
+            steps=self.steps,
+            episodes=self.episodes,
+            objective=self.objective,
+            beta=self.beta,
+            capacity=self.capacity,
+            rate=self.rate,
+            warmup=min(100, self.steps // 5),
+            seed=self.seed,
+        )
 
 
 class AdaptFolder(RunFolder):

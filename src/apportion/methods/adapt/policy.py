@@ -17,8 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from apportion.errors import ModelError
-
 STRETCH = 0.1  # c: lets a squashed value reach 0 and 1
 Allocation = Literal["learned", "uniform", "template", "unconditional", "fixed"]
 ALLOCATIONS: tuple[str, ...] = get_args(Allocation)
@@ -46,8 +44,6 @@ class BudgetPolicy(nn.Module):
     ) -> None:
         """Starts at the fractions ``start_KL`` at the knots; ``price_DL`` are shares of the devices' time by module."""
         super().__init__()
-        if allocation not in ALLOCATIONS:
-            raise ModelError(f"allocation {allocation!r} is not known; possible are {', '.join(ALLOCATIONS)}")
         self.allocation = allocation
         self.register_buffer("least_L", least_L)
         self.register_buffer("knot_K", torch.tensor(list(knots)))

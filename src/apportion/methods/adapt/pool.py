@@ -13,7 +13,7 @@ from apportion.core.progress import Progress, Silent
 from apportion.errors import DataError
 from apportion.models.network import Network, read_out
 from apportion.tasks.domain import Domain
-from apportion.tasks.features import image_inputs, tokenise
+from apportion.tasks.features import image_inputs, text_inputs, tokenise
 
 MAX_TOKENS = 64
 
@@ -55,14 +55,8 @@ def read_pool(network: Network, domain: Domain) -> Pool:
     if network.takes_text != (domain.kind == "text"):
         raise DataError(f"{domain.name} holds {domain.kind}s, which {network.origin.ref} does not take; choose others")
     if network.takes_text:
-        tokens = tokenise(network, domain)
-        texts = [tokens[row][:MAX_TOKENS] for row in range(len(tokens))]
-        length_N = torch.tensor([len(ids) for ids in texts])
-        ids_NT = torch.full((len(texts), int(length_N.max())), tokens.pad, dtype=torch.long)
-        for row, ids in enumerate(texts):
-            ids_NT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
-        mask_NT = (torch.arange(ids_NT.shape[1]) < length_N[:, None]).long()
-        return Pool(domain.name, {"input_ids": ids_NT, "attention_mask": mask_NT}, length_N)
+        inputs = text_inputs(tokenise(network, domain), np.arange(len(domain)), MAX_TOKENS)
+        return Pool(domain.name, inputs, inputs["attention_mask"].sum(1))
     some = [
         image_inputs(network, [domain.content[row] for row in range(start, min(start + 256, len(domain)))])
         for start in range(0, len(domain), 256)

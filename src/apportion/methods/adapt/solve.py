@@ -30,13 +30,12 @@ RATE = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """The mixture, the sizes, and what the clock is bounded by at these; ``margin`` is what was held back."""
+    """The mixture and the sizes, with what the clock is predicted to show at these, and bounded by."""
 
     alpha_M: Tensor
     sizes: dict[str, int]
     predicted_ms: float
     upper_ms: float
-    fraction_L: Tensor
 
 
 def solve(
@@ -71,7 +70,7 @@ def solve(
         fraction_L = reprice(clock, fraction_L, value_L, rho, num_steps)
     worth_L = fraction_L if value_L is None else value_L * fraction_L
     sizes = round_to_budget(clock, fraction_L, worth_L, budget_ms)
-    return Solved(alpha_M, sizes, clock.predict_ms(sizes), clock.upper_ms(sizes), fraction_L)
+    return Solved(alpha_M, sizes, clock.predict_ms(sizes), clock.upper_ms(sizes))
 
 
 def reprice(clock: Clock, fraction_L: Tensor, value_L: Tensor, rho: float, num_steps: int) -> Tensor:
@@ -136,8 +135,8 @@ def _fit(clock: Clock, place: list[int], worth: list[float], budget_ms: float) -
         return found
 
     upper = clock.upper_ms(sizes_at(place))
-    while upper > budget_ms:
-        _, upper, place = min(steps(-1))
+    while upper > budget_ms and (options := steps(-1)):
+        _, upper, place = min(options)
     while options := [step for step in steps(1) if step[1] <= budget_ms]:
         _, upper, place = max(options)
     return sizes_at(place)

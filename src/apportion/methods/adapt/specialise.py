@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,9 @@ from apportion.device.measure import Candidate, Session, measure
 from apportion.device.measure import Shape as InputShape
 from apportion.device.probe import working_target
 from apportion.device.target import machine
-from apportion.errors import ApportionError, BudgetError, DataError
+from apportion.errors import ApportionError, BudgetError
 from apportion.methods.adapt.adapt import Learned, read_learned
 from apportion.methods.adapt.clock import Clock
-from apportion.methods.adapt.episodes import class_means, scores
 from apportion.methods.adapt.folder import SpecialFolder
 from apportion.methods.adapt.pool import read_pool
 from apportion.methods.adapt.solve import refine_mixture, solve
@@ -37,9 +37,9 @@ from apportion.models.network import Network, read_out
 from apportion.models.safefile import folder_digest
 from apportion.models.save import save as save_network
 from apportion.tasks.domain import Domain
-from apportion.tasks.domains import load_domain
+from apportion.tasks.heads import class_means, cosines, left_out_means
+from apportion.tasks.support import read_support
 
-MAX_EXAMPLES = 2000
 MAX_CHECKS = 4
 WHOLE, MADE = "whole", "made"
 
@@ -75,7 +75,7 @@ def specialise(
         learned = read_learned(run)
         clock = find_clock(learned, target, profile)
     asked = Budget.parse(budget)
-    limit = asked.resolve({key: learned_baseline(clock) for key in asked.keys}).limits
+    limit = asked.resolve(dict.fromkeys(asked.keys, clock.profile.baseline)).limits
     if len(limit) != 1 or limit[0].quantity != "latency" or limit[0].target not in (None, clock.name):
         raise BudgetError(f"budget {budget!r} is not one latency on {clock.name}; write it like 6ms or 30%")
     limit_ms = limit[0].value
@@ -89,7 +89,7 @@ def specialise(
         if not verify:
             break
         with progress.stage("measure in fresh processes"):
-            session = _measure(learned, folder, clock)
+            session = measure_pair(learned.config.model, folder.model, clock.name, clock.profile.shape)
         ratio = session.ratio(MADE, WHOLE)
         if ratio.value * clock.whole_ms <= limit_ms:
             break
@@ -112,26 +112,12 @@ def specialise(
         "run": str(out),
     }
     if session is not None:
-        certificate = _certify(asked, limit_ms, clock, session, folder, made)
+        certificate = _certify(asked, clock, session, folder, made)
         folder.write("certificate.json", certificate.to_json())
-        measured = certificate.measured["latency"]
+        measured = next(iter(certificate.measured.values()))
         result |= {"measured_ms": measured.value, "utilisation": measured.value / limit_ms, "met": certificate.met}
     folder.write("result.json", result)
     return result
-
-
-def read_support(ref: str) -> Domain:
-    """Labelled examples of at least two classes.
-
-    Raises:
-        DataError: one class, or far too many examples for a support set.
-    """
-    domain = load_domain(ref)
-    if len(domain.classes) < 2:
-        raise DataError(f"{ref} holds one class, {domain.classes[0]!r}; a task needs examples of at least two")
-    if len(domain) > MAX_EXAMPLES:
-        raise DataError(f"{ref} holds {len(domain)} examples; a support set has at most {MAX_EXAMPLES}: give a sample")
-    return domain
 
 
 def find_clock(learned: Learned, target: str | None, profile: Path | None) -> Clock:
@@ -152,19 +138,20 @@ def find_clock(learned: Learned, target: str | None, profile: Path | None) -> Cl
     return family.clocks[target]
 
 
-def learned_baseline(clock: Clock) -> Reading:
-    return clock.profile.baseline
-
-
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _Made:
     """A specialised network with its head, and what making it took."""
 
-    def __init__(self, network: Network, mean_WF: Tensor, scale: float, classes: tuple[str, ...]) -> None:
-        self.network, self.mean_WF, self.scale, self.classes = network, mean_WF, scale, classes
-        self.sizes: dict[str, int] = {}
-        self.alpha: list[float] = []
-        self.predicted_ms = self.upper_ms = self.accuracy = 0.0
-        self.seconds: dict[str, float] = {}
+    network: Network
+    mean_WF: Tensor
+    scale: float
+    classes: tuple[str, ...]
+    sizes: dict[str, int]
+    alpha: list[float]
+    predicted_ms: float
+    upper_ms: float
+    accuracy: float
+    seconds: dict[str, float]
 
 
 def _make(learned: Learned, clock: Clock, domain: Domain, budget_ms: float, risk: float) -> _Made:
@@ -173,7 +160,7 @@ def _make(learned: Learned, clock: Clock, domain: Domain, budget_ms: float, risk
     pool = read_pool(family.network, domain)
     rows = np.arange(len(domain))
     inputs, label_S = pool.at(rows), torch.from_numpy(domain.label_N)
-    ways = len(domain.classes)
+    ways, read = len(domain.classes), time.perf_counter()
     with torch.no_grad():
         frozen_SF = read_out(family.network, inputs).float()
         encoded = time.perf_counter()
@@ -185,7 +172,6 @@ def _make(learned: Learned, clock: Clock, domain: Domain, budget_ms: float, risk
     solved = solve(family, alpha_M, budget_ms, clock, value_L, num_steps=num_steps)
     keep_G = family.keep_of(solved.sizes)
     scale = float(family.log_scale.detach().exp())
-    solver_s = time.perf_counter() - encoded
 
     def loss(mixture_M: Tensor) -> float:
         with torch.no_grad():
@@ -200,19 +186,26 @@ def _make(learned: Learned, clock: Clock, domain: Domain, budget_ms: float, risk
     with torch.no_grad():
         feature_SF = read_out(network, inputs).float()
         mean_WF = functional.normalize(class_means(feature_SF, label_S, ways), dim=-1)
-    made = _Made(network, mean_WF, scale, domain.classes)
-    made.sizes, made.alpha = solved.sizes, [round(float(a), 4) for a in alpha_M]
-    made.predicted_ms, made.upper_ms = solved.predicted_ms, solved.upper_ms
-    made.accuracy = float((scores(feature_SF, mean_WF, scale).argmax(-1) == label_S).float().mean())
-    made.seconds = {
-        "encode": encoded - began,
-        "solve": solver_s,
-        "refine": refined - begun,
-        "slice": sliced - refined,
-        "total": time.perf_counter() - began,
-        "passes": float(num_passes + 2),
-    }
-    return made
+    return _Made(
+        network=network,
+        mean_WF=mean_WF,
+        scale=scale,
+        classes=domain.classes,
+        sizes=solved.sizes,
+        alpha=[round(float(a), 4) for a in alpha_M],
+        predicted_ms=solved.predicted_ms,
+        upper_ms=solved.upper_ms,
+        accuracy=float((cosines(feature_SF, mean_WF).argmax(-1) == label_S).float().mean()),
+        seconds={
+            "read": read - began,
+            "encode": encoded - read,
+            "solve": begun - encoded,
+            "refine": refined - begun,
+            "slice": sliced - refined,
+            "total": time.perf_counter() - began,
+            "passes": float(num_passes + 2),
+        },
+    )
 
 
 def left_out_loss(feature_SF: Tensor, label_S: Tensor, ways: int, scale: float, risk: float = 0.0) -> float:
@@ -222,16 +215,10 @@ def left_out_loss(feature_SF: Tensor, label_S: Tensor, ways: int, scale: float, 
 
     A class of one example keeps it in its mean.
     """
-    one_SW = functional.one_hot(label_S, ways).to(feature_SF)
-    count_W = one_SW.sum(0)
-    sum_WF = one_SW.T @ feature_SF
-    own_SF = sum_WF[label_S] - feature_SF
-    alone_S = count_W[label_S] < 2
-    own_SF = torch.where(alone_S[:, None], feature_SF, own_SF)
-    score_SW = scores(feature_SF, sum_WF, scale)
-    own_S = scale * (functional.normalize(feature_SF, dim=-1) * functional.normalize(own_SF, dim=-1)).sum(-1)
-    score_SW = torch.where(one_SW.bool(), own_S[:, None], score_SW)
-    loss_S = functional.cross_entropy(score_SW, label_S, reduction="none")
+    cosine_SW = cosines(feature_SF, class_means(feature_SF, label_S, ways))
+    own_S = functional.cosine_similarity(feature_SF, left_out_means(feature_SF, label_S, ways), dim=-1)
+    cosine_SW = cosine_SW.scatter(1, label_S[:, None], own_S[:, None])
+    loss_S = functional.cross_entropy(scale * cosine_SW, label_S, reduction="none")
     return float(loss_S.mean() + risk * loss_S.var(correction=0))
 
 
@@ -241,22 +228,15 @@ def _write_head(folder: SpecialFolder, made: _Made) -> None:
     folder.write("classes.json", {"classes": list(made.classes)})
 
 
-def _measure(learned: Learned, folder: SpecialFolder, clock: Clock) -> Session:
-    """The model beside the whole network, in three fresh processes."""
-    config = learned.config
-    return measure_pair(config.model, folder.model, clock.profile.target.name, clock.profile.shape)
-
-
 def measure_pair(whole: str, made: Path, target: str, shape: InputShape) -> Session:
+    """The model beside the whole network, in three fresh processes."""
     candidates = [Candidate(name=WHOLE, ref=whole), Candidate(name=MADE, ref=str(made))]
     session = measure(candidates, working_target(target), shape, processes=3, tolerance=0.01)
     session.require()
     return session
 
 
-def _certify(
-    asked: Budget, limit_ms: float, clock: Clock, session: Session, folder: SpecialFolder, made: _Made
-) -> Certificate:
+def _certify(asked: Budget, clock: Clock, session: Session, folder: SpecialFolder, made: _Made) -> Certificate:
     ratio = session.ratio(MADE, WHOLE)
     whole = clock.whole_ms
     measured = Reading(value=ratio.value * whole, unit="ms", stderr=ratio.stderr * whole, count=ratio.count)
@@ -266,7 +246,7 @@ def _certify(
         asked=str(asked),
         budget=resolved,
         baseline={limit.key: clock.profile.baseline for limit in resolved.limits},
-        measured={limit.key: measured for limit in resolved.limits} | {"latency": measured},
+        measured={limit.key: measured for limit in resolved.limits},
         quality={"support": accuracy},
         artefact=folder_digest(folder.model),
         target=clock.name,
@@ -292,7 +272,7 @@ class Specialised:
     @torch.inference_mode()
     def probabilities(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Probability of every class for a batch of inputs, shape (N, W)."""
-        return scores(read_out(self.network, inputs).float(), self.mean_WF, self.scale).softmax(-1)
+        return (self.scale * cosines(read_out(self.network, inputs).float(), self.mean_WF)).softmax(-1)
 
 
 def verify_specialised(path: Path, progress: Progress | None = None) -> dict[str, Any]:

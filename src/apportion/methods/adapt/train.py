@@ -9,7 +9,7 @@ the price of time :math:`\mu` pulls it down by what the module costs. Where both
 episode twice: whole, and at a budget drawn for it, which learns from the labels and from the whole network's answers.
 
 A policy that is learned starts by looking: the first share of the steps runs sizes that give width or depth in
-different proportions, and the policy begins with what was best at every budget.
+different proportions, and the policy begins with the nested path through these that was best over all budgets.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from apportion.errors import DataError
 from apportion.methods.adapt.clock import spread_start
-from apportion.methods.adapt.episodes import episode_logits, frozen_means, scores
+from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
 from apportion.methods.adapt.family import Family, Plan
 from apportion.methods.adapt.pool import Pool
+from apportion.methods.adapt.solve import round_to_budget
 from apportion.numerics.multipliers import Multipliers
 from apportion.numerics.robust import GroupWeights, cvar_weights, kl_weights
 from apportion.tasks.episode import Episode, Sampler
+from apportion.tasks.heads import cosines
 
 NUM_BINS = 8
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+DEPTHS = (0.0, 0.15, 0.3, 0.5, 0.7, 0.85, 1.0)
 Objective = Literal["mean", "cvar", "group", "kl"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
@@ -43,16 +46,19 @@ OBJECTIVES: tuple[str, ...] = get_args(Objective)
 class TrainConfig:
     """How a family is trained; rates are of Adam, for the delta and for the small parts (policy, router, gates).
 
-    A slice learns from the whole network with weight ``distil``; the whole network from the labels with weight
-    ``whole`` and from the frozen one with weight ``anchor``, which keeps it usable on tasks unlike those trained on.
+    A slice learns from the whole network's answers with weight ``distil`` and from its features with weight
+    ``likeness``: answers are soon right on the training tasks, features go on telling what a slice has lost. The whole
+    network learns from the labels with weight ``whole`` and from the frozen one with weight ``anchor``, which keeps it
+    usable on tasks unlike those trained on. ``even`` pulls mixtures towards even ones: a router that gives all to one
+    expert is worse on tasks that it has not seen (``benchmarks/adapt_text``).
 
     ``gains`` and ``window`` are those of ``Multipliers``; damping after a window with slack makes budgets break on
     average (``benchmarks/adapt_theory``), so it is off.
 
     Without ``slices`` the whole network alone is trained; ``look`` is the share of the steps before a learned policy
-    begins. ``capacity`` is the most that the open delta gates may be of
-    the groups kept; ``objective`` with ``beta`` is the mean, the tail mean of the worst ``1 - beta``, the worst domain,
-    or the worst case within a divergence of ``beta``.
+    begins. ``capacity`` is the most that the open delta gates may be of the groups kept; ``objective`` with ``beta`` is
+    the mean, the tail mean of the worst ``1 - beta``, the worst domain, or the worst case within a divergence of
+    ``beta``.
     """
 
     steps: int = 2000
@@ -61,10 +67,12 @@ class TrainConfig:
     small_rate: float = 1e-2
     weight_decay: float = 0.01
     distil: float = 1.0
+    likeness: float = 2.0
     whole: float = 0.5
     anchor: float = 0.5
+    even: float = 0.1
     slices: bool = True
-    look: float = 0.3
+    look: float = 0.2
     capacity: float = 0.9
     price_rate: float = 1.0
     max_price: float = 20.0
@@ -154,21 +162,24 @@ class Trainer:
         pool = self.pools[episode.domain]
         name = self.names[count % len(self.names)]
         spread = (place + float(torch.rand((), generator=generator))) / config.episodes
-        rho = family.floor + (1 - family.floor) * spread if config.slices else 1.0
+        rho = family.floor ** (1 - spread) if config.slices else 1.0  # evenly in the logarithm
         mean_WF = frozen_means(pool, episode)
         label_Q = torch.from_numpy(episode.query.label_N).to(pool_device(pool))
         whole = family.plan(mean_WF, 1.0, name)
         ones_G = torch.ones(family.groups.count)
-        whole_QW = episode_logits(family, pool, episode, family.gates(whole.alpha_M, generator), ones_G)
+        whole_NF = episode_features(family, pool, episode, family.gates(whole.alpha_M, generator), ones_G)
+        whole_QW = logits(family, episode, whole_NF)
         plan = family.plan(mean_WF, rho, name)
         wanted_L = self._tried(rho, generator) if number < self.num_look else plan.fraction_L.clone()
         if not wanted_L.requires_grad:
             wanted_L.requires_grad_(True)
         wanted_L.retain_grad()
         keep_G = family.keep(wanted_L, generator) if config.slices else ones_G
-        slice_QW = episode_logits(family, pool, episode, family.gates(plan.alpha_M, generator), keep_G)
+        slice_NF = episode_features(family, pool, episode, family.gates(plan.alpha_M, generator), keep_G)
+        slice_QW = logits(family, episode, slice_NF)
         loss = functional.cross_entropy(slice_QW, label_Q)
-        learned = functional.kl_div(slice_QW.log_softmax(-1), whole_QW.detach().softmax(-1), reduction="batchmean")
+        learned = self._unlike(episode, slice_NF, whole_NF.detach())
+        uneven = -(plan.alpha_M * len(plan.alpha_M)).clamp_min(1e-9).log().mean()  # divergence of the even mixture
         whole_loss = functional.cross_entropy(whole_QW, label_Q)
         frozen_QW = self._frozen(pool, episode, mean_WF).to(whole_QW.device)
         anchored = functional.kl_div(whole_QW.log_softmax(-1), frozen_QW.softmax(-1), reduction="batchmean")
@@ -176,7 +187,7 @@ class Trainer:
             episode=episode,
             plan=plan,
             index=(self.names.index(name), budget_bin(rho, family.floor)),
-            loss=loss + config.distil * learned + config.whole * whole_loss + config.anchor * anchored,
+            loss=loss + learned + config.whole * whole_loss + config.anchor * anchored + config.even * uneven.to(loss),
             slice_loss=float(loss.detach()),
             whole_loss=float(whole_loss.detach()),
             accuracy=float((slice_QW.detach().argmax(-1) == label_Q).float().mean()),
@@ -189,7 +200,14 @@ class Trainer:
     def _frozen(self, pool: Pool, episode: Episode, mean_WF: Tensor) -> Tensor:
         """Scores of the queries by the frozen network."""
         query_QF = pool.feature_NF[torch.from_numpy(episode.query.row_N)]
-        return scores(query_QF, mean_WF, self.family.log_scale.detach().exp())
+        return self.family.log_scale.detach().exp() * cosines(query_QF, mean_WF)
+
+    def _unlike(self, episode: Episode, slice_NF: Tensor, whole_NF: Tensor) -> Tensor:
+        """How far a slice is from the whole network, in answers and in features, weighted."""
+        config, family = self.config, self.family
+        slice_QW, whole_QW = logits(family, episode, slice_NF), logits(family, episode, whole_NF).detach()
+        answers = functional.kl_div(slice_QW.log_softmax(-1), whole_QW.softmax(-1), reduction="batchmean")
+        return config.distil * answers + config.likeness * (1 - functional.cosine_similarity(slice_NF, whole_NF)).mean()
 
     def _tried(self, rho: float, generator: torch.Generator) -> Tensor:
         """Fractions somewhere between two neighbouring proportions of width and depth, at a budget."""
@@ -206,23 +224,32 @@ class Trainer:
 
     @torch.no_grad()
     def best_start(self, num_episodes: int = 16) -> Tensor:
-        """At every knot the start with the least loss on training episodes that come after the last step."""
+        """The nested path through the starts with the least loss on training episodes that come after the last step.
+
+        A start is judged at the sizes that keep its budget on the first device, as they would run.
+        """
         family, first = self.family, self.config.steps * self.config.episodes
         episodes = [self.sampler.episode(first + number) for number in range(num_episodes)]
-        name, rows = self.names[0], []
-        for place, rho in enumerate(family.knots):
-            losses = []
-            for start_L in self.starts_TKL[:, place]:
-                keep_G, total = family.keep(start_L).round(), 0.0
-                for episode in episodes:
-                    pool = self.pools[episode.domain]
-                    gate_G = family.gates(family.plan(frozen_means(pool, episode), rho, name).alpha_M)
-                    label_Q = torch.from_numpy(episode.query.label_N).to(pool_device(pool))
-                    logit_QW = episode_logits(family, pool, episode, gate_G, keep_G)
-                    total += float(functional.cross_entropy(logit_QW, label_Q))
-                losses.append(total)
-            rows.append(self.starts_TKL[losses.index(min(losses)), place])
-        return torch.stack(rows)
+        clock, ones_G = family.clocks[self.names[0]], torch.ones(family.groups.count)
+        mean_of = [frozen_means(self.pools[episode.domain], episode) for episode in episodes]
+
+        def features(place: int, rho: float, keep_G: Tensor) -> Tensor:
+            alpha_M = family.plan(mean_of[place], rho, clock.name).alpha_M
+            pool = self.pools[episodes[place].domain]
+            return episode_features(family, pool, episodes[place], family.gates(alpha_M), keep_G)
+
+        wholes = [features(place, 1.0, ones_G) for place in range(num_episodes)]
+        loss_KT = np.zeros((len(family.knots), len(DEPTHS)))
+        for knot, rho in enumerate(family.knots):
+            for number, start_L in enumerate(self.starts_TKL[:, knot]):
+                keep_G = family.keep_of(round_to_budget(clock, start_L, start_L, rho * clock.whole_ms))
+                for place, episode in enumerate(episodes):
+                    feature_NF = features(place, rho, keep_G)
+                    label_Q = torch.from_numpy(episode.query.label_N).to(feature_NF.device)
+                    loss = functional.cross_entropy(logits(family, episode, feature_NF), label_Q)
+                    loss_KT[knot, number] += float(loss + self._unlike(episode, feature_NF, wholes[place]))
+        path = nested_path(self.starts_TKL.transpose(0, 1).numpy(), loss_KT)
+        return torch.stack([self.starts_TKL[number, knot] for knot, number in enumerate(path)])
 
     def _weights(self, runs: list[_Run]) -> np.ndarray:
         loss_E = np.array([run.slice_loss for run in runs])
@@ -332,6 +359,20 @@ def schedule(number: int, config: TrainConfig) -> float:
         return (number + 1) / config.warmup
     share = (number - config.warmup) / max(1, config.steps - config.warmup)
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
+
+
+def nested_path(start_KTL: NDArray[np.float32], loss_KT: NDArray[np.float64]) -> list[int]:
+    """One start for every knot, none with less of a module than the one before, of least loss in all."""
+    total_T, came = loss_KT[0], []
+    for knot in range(1, len(loss_KT)):
+        inside_TT = (start_KTL[knot - 1][:, None] <= start_KTL[knot][None] + 1e-5).all(-1)
+        reached_TT = np.where(inside_TT, total_T[:, None], np.inf)
+        came.append(reached_TT.argmin(0))
+        total_T = reached_TT.min(0) + loss_KT[knot]
+    path = [int(total_T.argmin())]
+    for before_T in reversed(came):
+        path.append(int(before_T[path[-1]]))
+    return path[::-1]
 
 
 def budget_bin(rho: float, floor: float) -> int:

@@ -22,12 +22,13 @@ from apportion.methods.compose.prices import measure_prices
 from apportion.methods.compose.recipes import Linear
 from apportion.methods.compose.refine import MODES, refine, truncate
 from apportion.methods.compose.router import load_router, source_embedding
-from apportion.methods.compose.support import Support, encode, read_support
+from apportion.methods.compose.support import Support, encode
 from apportion.methods.compose.taskcache import cached_choice, task_key
 from apportion.models.load import load
 from apportion.models.network import read_out
 from apportion.tasks.domain import Domain
 from apportion.tasks.heads import class_means
+from apportion.tasks.support import read_support
 
 
 @dataclass(frozen=True, kw_only=True)

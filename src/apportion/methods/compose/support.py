@@ -17,10 +17,9 @@ from torch.nn import functional
 from apportion.errors import DataError
 from apportion.models.network import Network, read_out
 from apportion.tasks.domain import Domain
-from apportion.tasks.domains import load_domain
-from apportion.tasks.features import image_inputs, tokenise
+from apportion.tasks.features import image_inputs, text_inputs, tokenise
+from apportion.tasks.heads import left_out_means
 
-MAX_EXAMPLES = 2000
 _SCALE = 10.0
 
 
@@ -56,20 +55,6 @@ class Support:
         return pairs
 
 
-def read_support(ref: str) -> Domain:
-    """The labelled examples of a file, checked: at least two classes.
-
-    Raises:
-        DataError: no examples, one class, or far too many for a support set.
-    """
-    domain = load_domain(ref)
-    if len(domain.classes) < 2:
-        raise DataError(f"{ref} holds one class, {domain.classes[0]!r}; a task needs examples of at least two")
-    if len(domain) > MAX_EXAMPLES:
-        raise DataError(f"{ref} holds {len(domain)} examples; a support set has at most {MAX_EXAMPLES}: give a sample")
-    return domain
-
-
 def encode(network: Network, domain: Domain, rows: Sequence[int] | None = None, labels: Any = None) -> Support:
     """The examples of a domain as inputs of a network."""
     chosen = np.arange(len(domain)) if rows is None else np.asarray(rows)
@@ -81,14 +66,7 @@ def encode(network: Network, domain: Domain, rows: Sequence[int] | None = None, 
         raise DataError(f"{domain.name} holds {domain.kind}s, which these models do not take; give another support")
     if domain.kind == "image":
         return Support(image_inputs(network, [domain.content[int(row)] for row in chosen]), label_N, classes)
-    tokens = tokenise(network, domain)
-    texts = [tokens[int(row)] for row in chosen]
-    ids_NT = torch.full((len(texts), max(map(len, texts))), tokens.pad, dtype=torch.long)
-    mask_NT = torch.zeros_like(ids_NT)
-    for place, ids in enumerate(texts):
-        ids_NT[place, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
-        mask_NT[place, : len(ids)] = 1
-    return Support({"input_ids": ids_NT, "attention_mask": mask_NT}, label_N, classes)
+    return Support(text_inputs(tokenise(network, domain), chosen), label_N, classes)
 
 
 def support_scores(feature_ND: Tensor, label_N: Tensor) -> Tensor:
@@ -100,14 +78,10 @@ def support_scores(feature_ND: Tensor, label_N: Tensor) -> Tensor:
     """
     num_classes = int(label_N.max()) + 1
     onehot_NC = functional.one_hot(label_N, num_classes).to(feature_ND.dtype)
-    sum_CD, count_C = onehot_NC.T @ feature_ND, onehot_NC.sum(0)
-    mean_CD = sum_CD / count_C.clamp_min(1)[:, None]
+    count_C = onehot_NC.sum(0)
+    mean_CD = (onehot_NC.T @ feature_ND) / count_C.clamp_min(1)[:, None]
     score_NC = -torch.cdist(feature_ND[None], mean_CD[None])[0].square()
-    own_count_N = count_C[label_N]
-    others_ND = (sum_CD[label_N] - feature_ND) / (own_count_N - 1).clamp_min(1)[:, None]
-    own_N = -(feature_ND - others_ND).square().sum(-1)
-    alone_N = own_count_N < 2
-    own_N = torch.where(alone_N, score_NC.gather(1, label_N[:, None])[:, 0], own_N)
+    own_N = -(feature_ND - left_out_means(feature_ND, label_N, num_classes)).square().sum(-1)
     score_NC = score_NC.scatter(1, label_N[:, None], own_N[:, None])
     score_NC = score_NC.masked_fill(count_C == 0, -torch.inf)
     return _SCALE * score_NC

@@ -1,0 +1,202 @@
+"""Judge trained methods on episodes at every budget, each in a process, on a CUDA machine; ``train.py`` comes first.
+
+    python3 benchmarks/adapt_text/judge.py --suite text --model FOLDER --profiles FOLDER --out FOLDER
+
+Episodes visit the targets in turn. Leaves ``results.jsonl``: accuracy of every episode by target and budget, with the
+sizes that were chosen for it. A name such as ``ours:noise`` judges a method with one thing changed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from suite import DEVICE, SUITES, TARGETS, Suite, cpu_copy, forks, make_family, options, read_clocks, read_suite
+from torch import Tensor
+
+from apportion.cost.parts import Parts
+from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
+from apportion.methods.adapt.family import Family
+from apportion.methods.adapt.pool import Pool
+from apportion.methods.adapt.solve import refine_mixture, solve
+from apportion.methods.adapt.specialise import left_out_loss
+from apportion.methods.adapt.train import module_values
+from apportion.tasks.episode import Episode, Sampler, Shape
+from methods import METHODS
+
+BUDGETS = (0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9)
+FEW_BUDGETS = (0.15, 0.3, 0.7)  # for a method with one thing changed
+SHAPE = Shape(ways=5, shots=5, queries=10)
+VARIANTS = ("noise", "even", "1-shot", "2-shot", "refined", "10%-groups", "10%-weights", "1%-groups", "1%-weights")
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--episodes", type=int, default=600, help="of each side, ID and OOD")
+    parser.add_argument("--wall", type=float, default=1e9, help="stop after these seconds in all")
+    args = parser.parse_args()
+    until = time.time() + args.wall
+    torch.set_num_threads(8)
+    suite = read_suite(args.suite, args.model, args.classes, ("id", "ood"))
+    names = [name for name in args.methods.split(",") if (args.out / f"{name.split(':')[0]}.trained.json").is_file()]
+    workers = [forks().Process(target=work, args=(args, name, suite, until)) for name in names]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    made = [path for name in names if (path := args.out / f"{name}.judged.json").is_file()]
+    with (args.out / "results.jsonl").open("a") as file:
+        file.writelines(path.read_text() + "\n" for path in made)
+    for path in made:
+        path.unlink()
+
+
+def work(args, name: str, suite: Suite, until: float) -> None:
+    began = time.perf_counter()
+    torch.set_float32_matmul_precision("high")
+    torch.set_num_threads(1)
+    method_name, _, variant = name.partition(":")
+    trained = json.loads((args.out / f"{method_name}.trained.json").read_text())
+    suite.network.module.to(DEVICE)
+    scores = {module: torch.tensor(score_U) for module, score_U in trained["scores"].items()}
+    family = make_family(suite, method_name, args.profiles, trained["features"], scores)
+    family.load_state_dict({k: t.float() for k, t in load_file(args.out / f"{method_name}.safetensors").items()})
+    family.eval()
+    if "%" in variant:
+        keep_part(family, float(variant.split("%")[0]) / 100, groups=variant.endswith("groups"))
+    pools = suite.pools("id", "ood")
+    rows = judge(family, pools, suite, args, method_name, variant, torch.tensor(trained["state"]["values"]), until)
+    seconds = {**trained["seconds"], "judge": time.perf_counter() - began}
+    result = {**trained, "method": name, "seconds": seconds, "rows": rows}
+    del result["scores"], result["features"]
+    if method_name != "ours" or variant:
+        del result["state"]
+    (args.out / f"{name}.judged.json").write_text(json.dumps(result))
+    print(name, {key: round(value) for key, value in seconds.items()}, means(rows), flush=True)
+
+
+def judge(
+    family: Family, pools: dict[str, Pool], suite: Suite, args, method_name: str, variant: str, value_BL: Tensor, until
+) -> list[dict]:
+    """Accuracy of every episode at every budget, with the sizes chosen for it; as many episodes as time allows."""
+    method = METHODS[method_name]
+    samplers = {side: Sampler(getattr(suite.loaded, side), SHAPE, seed=77) for side in ("id", "ood")}
+    characters = [domain for domain in suite.loaded.id if domain.name.startswith("omniglot")]
+    if characters:
+        samplers["20-way 1-shot"] = Sampler(characters, Shape(ways=20, shots=1, queries=5), seed=77)
+    parts = Parts.of(suite.network.replace(module=cpu_copy(suite.network)), family.partition)
+    few = [target if target in family.clocks else f"{target}-few" for target in TARGETS]
+    clocks = read_clocks(args.profiles, SUITES[args.suite][0], few, parts)
+    budgets = (*(FEW_BUDGETS if variant else BUDGETS), 1.0)
+    rows = {
+        (clock.name, rho): {"target": clock.name, "rho": rho, "accuracy": [], "chosen": [], "sizes": []}
+        for clock in clocks
+        for rho in budgets
+    }
+    for row in rows.values():
+        row |= {"side": [], "domain": []}
+    known: dict[tuple, dict[str, int]] = {}
+    shots = int(variant[0]) if variant.endswith("-shot") else SHAPE.shots
+    for number in range(args.episodes):
+        if time.time() > until and number >= 6:
+            break
+        clock = clocks[number % len(clocks)]
+        trained = clock.name if clock.name in family.clocks else next(iter(family.clocks))
+        for side, sampler in samplers.items():
+            episode = fewer(sampler.episode(number), shots)
+            pool = pools[episode.domain]
+            with torch.no_grad():
+                means_WF = frozen_means(pool, episode)
+            generator = np.random.default_rng([number, len(side)])
+            for rho in budgets:
+                with torch.inference_mode():
+                    plan = family.plan(means_WF, rho, trained)
+                    alpha_M = routed(plan.alpha_M, variant, generator)
+                key = (clock.name, rho, tuple((100 * plan.fraction_L).round().int().tolist()))
+                if key not in known and rho < 1:
+                    value_L = module_values(value_BL, rho, family.floor)
+                    learned = method.allocation == "learned" and method.train
+                    steps = 0 if clock.name in family.clocks else 12
+                    budget_ms = rho * clock.whole_ms
+                    solved = solve(family, alpha_M, budget_ms, clock, value_L if learned else None, num_steps=steps)
+                    known[key] = solved.sizes
+                row = rows[clock.name, rho]
+                keep_G = torch.ones(family.groups.count)
+                if rho < 1:
+                    sizes = list(known[key].values())
+                    if sizes not in row["sizes"]:
+                        row["sizes"].append(sizes)
+                    row["chosen"].append(row["sizes"].index(sizes))
+                    keep_G = family.keep_of(known[key])
+                with torch.inference_mode():
+                    if variant == "refined":
+                        alpha_M, _ = refine_mixture(support_loss(family, pool, episode, keep_G), alpha_M)
+                    row["accuracy"].append(accuracy(family, pool, episode, alpha_M, keep_G))
+                row["side"].append(side)
+                row["domain"].append(episode.domain)
+    return [row for row in rows.values() if row["accuracy"]]
+
+
+def fewer(episode: Episode, shots: int) -> Episode:
+    """The episode with the first so many support rows of every class."""
+    label_N = episode.support.label_N
+    place_N = np.sort(np.concatenate([np.flatnonzero(label_N == label)[:shots] for label in range(episode.ways)]))
+    support = replace(episode.support, row_N=episode.support.row_N[place_N], label_N=episode.support.label_N[place_N])
+    return replace(episode, support=support)
+
+
+def routed(alpha_M: Tensor, variant: str, generator: np.random.Generator) -> Tensor:
+    """The mixture as the router says, half of it noise, or the same for all experts."""
+    if variant == "noise":
+        noise_M = torch.from_numpy(generator.dirichlet(np.ones(len(alpha_M)))).to(alpha_M)
+        return 0.5 * alpha_M + 0.5 * noise_M
+    return torch.full_like(alpha_M, 1 / len(alpha_M)) if variant == "even" else alpha_M
+
+
+def support_loss(family: Family, pool: Pool, episode: Episode, keep_G: Tensor) -> Callable[[Tensor], float]:
+    inputs, label_S = pool.at(episode.support.row_N), torch.from_numpy(episode.support.label_N)
+    scale = float(family.log_scale.exp())
+
+    def loss(alpha_M: Tensor) -> float:
+        feature_SF = family.embed(inputs, family.gates(alpha_M), keep_G).float().cpu()
+        return left_out_loss(feature_SF, label_S, episode.ways, scale)
+
+    return loss
+
+
+def accuracy(family: Family, pool: Pool, episode: Episode, alpha_M: Tensor, keep_G: Tensor) -> float:
+    feature_NF = episode_features(family, pool, episode, family.gates(alpha_M), keep_G)
+    logit_QW = logits(family, episode, feature_NF)
+    label_Q = torch.from_numpy(episode.query.label_N).to(logit_QW.device)
+    return round(float((logit_QW.argmax(-1) == label_Q).float().mean()), 4)
+
+
+@torch.no_grad()
+def keep_part(family: Family, share: float, *, groups: bool) -> None:
+    """Leaves a share of the delta: the largest single numbers, or a group's slices of the largest mean square."""
+    for bundle in family.stacks:
+        square = bundle.delta.square()
+        if groups:
+            other = [dim for dim in range(1, square.dim()) if dim != bundle.dim]
+            square = square.mean(other, keepdim=True).expand_as(square) if other else square
+        count = max(1, int(share * square.numel()))
+        least = square.flatten().topk(count).values[-1]
+        bundle.delta.mul_(square >= least)
+
+
+def means(rows: list[dict]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for side in dict.fromkeys(row["side"]):
+            some = [a for a, s in zip(row["accuracy"], row["side"], strict=True) if s == side]
+            found.setdefault(f"{row['target']} {side}", []).append(round(100 * sum(some) / len(some), 1))
+    return found
+
+
+if __name__ == "__main__":
+    main()

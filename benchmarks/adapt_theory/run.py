@@ -12,21 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
-import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import cvxpy
 import numpy as np
-import scipy
 
-from apportion.device.target import machine
 from apportion.methods.adapt.surrogate import Separation, random_surrogate
 from apportion.numerics.knapsack import Knapsack, round_within
 from apportion.numerics.multipliers import Multipliers
 from apportion.numerics.primal_dual import primal_dual
+from apportion.testing.summary import Summary
 
 HERE = Path(__file__).parent
 WIDTH = 0.1  # over which the kinks of the costs are rounded off, so that a gradient exists everywhere
@@ -141,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer runs")
     quick = parser.parse_args().quick
-    began, commit = time.perf_counter(), _commit()
+    summary = Summary(HERE)
     num_runs = 2 if quick else 10
     grown = {label: residuals(num_runs, **options) for label, options in MULTIPLIERS.items()}
     names = ("stationarity", "feasibility", "complementarity", "worst", "loss", "price")
@@ -193,32 +188,16 @@ def main() -> None:
     }
     figures = {name: round(value, 6) for name, value in figures.items()}
     print(json.dumps(figures, indent=1))
-    summary = {
-        "figures": figures,
-        "residuals": grown,
-        "slopes": slopes,
-        "frontier": points,
-        "separation": split,
-        "knapsack": packed,
-        "commit": commit,
-        "machine": machine(),
-        "versions": {
-            "numpy": np.__version__,
-            "scipy": scipy.__version__,
-            "cvxpy": cvxpy.__version__,
-            "python": platform.python_version(),
-        },
-        "seconds": round(time.perf_counter() - began, 1),
-        "quick": quick,
-    }
-    (HERE / "results").mkdir(exist_ok=True)
-    name = "summary_quick.json" if quick else "summary.json"
-    (HERE / "results" / name).write_text(json.dumps(summary, indent=1) + "\n")
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    summary.write(
+        figures,
+        packages=("numpy", "scipy", "cvxpy"),
+        quick=quick,
+        residuals=grown,
+        slopes=slopes,
+        frontier=points,
+        separation=split,
+        knapsack=packed,
+    )
 
 
 if __name__ == "__main__":

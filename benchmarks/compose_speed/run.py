@@ -12,7 +12,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -26,8 +25,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from apportion.device.target import machine
 from apportion.methods.compose.checkpoint import Checkpoint, blocks
+from apportion.testing.summary import Summary
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -64,7 +63,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, help="of linear and DARE merges; TIES has one")
     parser.add_argument("--threads", type=int, default=1, help="of both tools")
     options = parser.parse_args()
-    began = time.perf_counter()
+    summary = Summary(HERE)
     counts, turns = ((4,), 1) if options.quick else ((4, 2, 8), 3)
     turns = options.turns or turns
     tool = _peer()
@@ -95,23 +94,14 @@ def main() -> None:
     for method in ("linear", "ties"):
         worst = max(float(row["difference"]) for row in rows if row["method"] == method)
         print(f"numbers of the {method} merge that differ in any bit from mergekit's: {worst:.2%}")
-    summary = {
-        "figures": figures,
-        "rows": rows,
-        "commit": _commit(),
-        "machine": machine(),
-        "versions": {"python": platform.python_version(), "numpy": np.__version__, "mergekit": PEER.partition("==")[2]},
-        "conditions": {
-            "threads": options.threads,
-            "load": round(os.getloadavg()[0], 2),
-            "checkpoint_mb": round(size / 1e6, 1),
-            "turns": turns,
-        },
-        "seconds": round(time.perf_counter() - began, 1),
-        "quick": options.quick,
+    conditions = {
+        "threads": options.threads,
+        "load": round(os.getloadavg()[0], 2),
+        "checkpoint_mb": round(size / 1e6, 1),
+        "turns": turns,
     }
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    peer = {"mergekit": PEER.partition("==")[2]}
+    summary.write(figures, packages=("numpy",), quick=options.quick, rows=rows, conditions=conditions, peers=peer)
 
 
 def _compare(tool: Path, method: str, base: Path, sources: list[Path], turns: int, threads: int) -> dict[str, object]:
@@ -293,11 +283,6 @@ def _line(row: dict[str, object]) -> str:
     numbers = [f"{row[key]:.2f}" for key in ("seconds", "peer_seconds")] + [f"{row['speedup']:.1f}"]
     numbers += [f"{row[key]:.0f}" for key in ("anon_mb", "peer_anon_mb", "resident_mb", "peer_resident_mb")]
     return f"| {' | '.join([str(row['method']), str(row['sources']), *numbers])} |"
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ import argparse
 import json
 import math
 import os
-import platform
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,14 +22,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from arms import Outcome
 from crew import Crew, Job
 from library import SOURCES, prepare, train
 from world import CHANGE, CHANGED, GRID, MERGES, OURS, STUDIES, TABLE, World
 
-from apportion.device.target import machine
 from apportion.numerics.cvar import cvar
+from apportion.testing.summary import Summary
 
 HERE = Path(__file__).parent
 Rows = dict[tuple[str, str], dict[str, list[Outcome]]]
@@ -61,16 +58,16 @@ def main() -> None:
 
 def work(options: argparse.Namespace) -> None:
     """Adds the rows that are missing to ``tasks.jsonl``, and says in ``run.json`` how they came about."""
-    began, start = time.perf_counter(), time.monotonic()
+    summary, start = Summary(HERE), time.monotonic()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     count = options.tasks or (3 if options.quick else 60)
     folder = train(options.steps or (120 if options.quick else 400), options.workers)
-    print(f"sources after {time.perf_counter() - began:.0f} s", flush=True)
+    print(f"sources after {summary.seconds:.0f} s", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         crew = Crew(World(folder, Path(scratch), device, count, options.quick), options.workers)
         chosen = settle(crew, num_lessons=10 if options.quick else 150, num_valid=3 if options.quick else 20)
-        print(f"router and settings after {time.perf_counter() - began:.0f} s: {chosen}", flush=True)
+        print(f"router and settings after {summary.seconds:.0f} s: {chosen}", flush=True)
         known = {(row["study"], row["setting"], row["task"]) for row in read(options.out)}
         studies = list(STUDIES) if options.ablations else [TABLE, CHANGE]
         wanted = [job for job in jobs(studies, count) if job not in known]
@@ -83,17 +80,12 @@ def work(options: argparse.Namespace) -> None:
         crew.close()
     told = {
         "chosen": chosen,
-        "commit": _commit(),
-        "machine": machine() | ({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}),
-        "versions": {
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
+        **summary.conditions(("torch", "transformers")),
         "conditions": {"load": round(os.getloadavg()[0], 2), "device": device, "workers": options.workers},
-        "seconds": round(time.perf_counter() - began, 1),
         "quick": options.quick,
     }
+    if device == "cuda":
+        told["machine"] |= {"gpu": torch.cuda.get_device_name()}
     (options.out / "run.json").write_text(json.dumps(told, indent=1) + "\n")
 
 
@@ -222,11 +214,6 @@ def changes(rows: Rows) -> list[str]:
         cells = " | ".join(f"{found[name]:.1f}" for name in CHANGED)
         lines.append(f"| {setting} | {found['tasks']} | {cells} | {weight:.2f} |")
     return lines
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -25,7 +23,8 @@ import torch
 from apportion.device.answers import build
 from apportion.device.measure import Candidate, Shape
 from apportion.device.probe import working_target
-from apportion.device.target import Target, machine
+from apportion.device.target import Target
+from apportion.testing.summary import Summary
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.compress_vs_peers import others, table, tools
@@ -144,7 +143,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(CASES), choices=list(CASES))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    began = time.perf_counter()
+    summary = Summary(HERE)
     folder = WORK / "quick" if args.quick else HERE / "results" / "points"
     names, targets, rungs = args.models, TARGETS, RUNGS
     if args.quick:
@@ -172,22 +171,7 @@ def main() -> None:
             else:
                 print(f"{name} on {target}: not measured to the end yet; run again without --saved", flush=True)
     figures = table.show(results, {name: CASES[name].floor for name in names}, rungs)
-    summary = {
-        "figures": figures,
-        "commit": _commit(),
-        "machine": machine(),
-        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
-        "seconds": round(time.perf_counter() - began, 1),
-        "quick": args.quick,
-    }
-    path = HERE / "results" / ("summary_quick.json" if args.quick else "summary.json")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(summary, indent=1) + "\n")
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    summary.write(figures, packages=PACKAGES, quick=args.quick)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from apportion.cost.audit import audit
 from apportion.cost.calibrate import NUM_FIT, anchor_sizes, fit_samples, whole_sample
@@ -31,9 +28,9 @@ from apportion.cost.sweep import Swept, sweep
 from apportion.cost.view import choose_options, resee
 from apportion.device.measure import Shape
 from apportion.device.probe import working_target
-from apportion.device.target import machine
 from apportion.models import Partition, load
 from apportion.numerics.stats import quantile
+from apportion.testing.summary import Summary
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # children find benchmarks.cost_model.networks there, too
 from benchmarks.cost_model.samples import Saved, device_name
@@ -53,7 +50,7 @@ def main() -> None:
     )
     parser.add_argument("--saved", action="store_true", help="fit and audit all saved sweeps, measuring nothing")
     args = parser.parse_args()
-    began = time.perf_counter()
+    summary = Summary(HERE)
     rows: dict[str, dict] = {}
     for target in () if args.cuda else TARGETS[1:3] if args.quick else TARGETS:
         for network in NETWORKS[:1] if args.quick else NETWORKS:
@@ -67,7 +64,7 @@ def main() -> None:
         gpu |= audit_saved(path)
     print_tables(rows, gpu)
     if not args.cuda:
-        write_summary(rows, gpu, args.quick, time.perf_counter() - began)
+        summarise(rows, gpu, args.quick, summary)
 
 
 def measure_pair(name: str, target: str, path: Path) -> None:
@@ -197,7 +194,7 @@ def print_tables(rows: dict, gpu: dict) -> None:
         )
 
 
-def write_summary(rows: dict, gpu: dict, quick: bool, seconds: float) -> None:
+def summarise(rows: dict, gpu: dict, quick: bool, summary: Summary) -> None:
     both = [*rows.values(), *gpu.values()]
     held = sum(row["held_out"] for row in both)
     figures = {
@@ -212,20 +209,9 @@ def write_summary(rows: dict, gpu: dict, quick: bool, seconds: float) -> None:
         "params_p95_rel_error": quantile([row["params_p95"] for row in both], 0.5),
         "table_p95_rel_error": quantile([row["table_p95"] for row in both], 0.5),
     }
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    summary = {
-        "figures": {name: round(value, 4) for name, value in figures.items()},
-        "rows": {**rows, **gpu},
-        "commit": done.stdout.strip() or "unknown",
-        "machine": machine(),
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "seconds": round(seconds, 1),
-        "quick": quick,
-    }
-    (HERE / "results" / ("summary_quick.json" if quick else "summary.json")).write_text(
-        json.dumps(summary, indent=1) + "\n"
-    )
-    print(json.dumps(summary["figures"], indent=1))
+    figures = {name: round(value, 4) for name, value in figures.items()}
+    summary.write(figures, quick=quick, rows={**rows, **gpu})
+    print(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import torch
-import transformers
 
 from apportion.cli.show import Bars
-from apportion.device.target import machine
 from apportion.errors import ApportionError
 from apportion.models import Network, load
 from apportion.tasks.domain import Domain
@@ -28,6 +23,7 @@ from apportion.tasks.features import features
 from apportion.tasks.fixed import fixed_split, omniglot_sampler
 from apportion.tasks.heads import HEADS
 from apportion.tasks.scores import Scores, score_episodes
+from apportion.testing.summary import Summary
 
 HERE = Path(__file__).parent
 TEXT_BACKBONES = ("minilm", "minilm-sre")
@@ -213,7 +209,7 @@ def main() -> None:
     parser.add_argument("--backbones", nargs="*", default=None)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    began = time.perf_counter()
+    summary = Summary(HERE)
     run = Run(quick=args.quick, num_episodes=args.episodes, seed=args.seed)
     chosen = args.backbones or (QUICK_BACKBONES if args.quick else TEXT_BACKBONES + IMAGE_BACKBONES)
     print("| domain | episodes drawn per second |\n|---|---|")
@@ -228,32 +224,10 @@ def main() -> None:
     for backbone in chosen:
         images = QUICK_IMAGE_DOMAINS if args.quick else IMAGE_DOMAINS
         run.cells(backbone, TEXT_DOMAINS if backbone in TEXT_BACKBONES else images)
-    summary = {
-        "figures": run.figures,
-        "commit": commit(),
-        "machine": machine(),
-        "versions": {
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        "seconds": round(time.perf_counter() - began, 1),
-        "quick": args.quick,
-        "backbones": list(chosen),
-        "num_episodes": args.episodes,
-        "seed": args.seed,
-    }
-    (HERE / "results").mkdir(exist_ok=True)
-    stem = "summary"
-    (HERE / "results" / f"{stem}.json").write_text(json.dumps(summary, indent=1) + "\n")
-    lines = (json.dumps({**row, "commit": summary["commit"]}) for row in run.rows)
-    (HERE / "results" / f"{stem}.jsonl").write_text("\n".join(lines) + "\n")
-
-
-def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    asked = {"backbones": list(chosen), "num_episodes": args.episodes, "seed": args.seed}
+    summary.write(run.figures, packages=("torch", "transformers", "numpy"), quick=args.quick, **asked)
+    lines = (json.dumps({**row, "commit": summary.commit}) for row in run.rows)
+    (HERE / "results" / "summary.jsonl").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

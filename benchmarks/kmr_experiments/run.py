@@ -11,12 +11,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import platform
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +24,6 @@ from apportion.core.ledger import Ledger, Row
 from apportion.core.loop import Result, budgeted_loop
 from apportion.core.meter import Meter
 from apportion.core.policy import Greedy, Policy, RankedBy, Scheduled
-from apportion.device.target import machine
 from apportion.methods.compress.bench import static_meters
 from apportion.methods.compress.bound import composition, fit_bound
 from apportion.methods.compress.importance import order_by_importance
@@ -45,6 +40,7 @@ from apportion.models.cut import slice_network
 from apportion.models.network import Network
 from apportion.models.partition import Partition
 from apportion.tasks.quality import Accuracy
+from apportion.testing.summary import Summary
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.compress_vs_peers.cases import CASES
@@ -205,7 +201,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three budgets instead of four")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
-    began = time.perf_counter()
+    summary = Summary(HERE)
     lab = Lab()
     shares = SHARES[:3] if quick else SHARES
     first = monotone_pruning(lab)
@@ -221,24 +217,7 @@ def main() -> None:
         "met_backtracking": sum(cell["met"] for cell in third["backtracking"]),
     }
     print(f"\n{json.dumps(figures, indent=1)}")
-    summary = {
-        "figures": figures,
-        "policies": second,
-        "composed": third,
-        "commit": _commit(),
-        "machine": machine(),
-        "versions": {"torch": version("torch"), "python": platform.python_version()},
-        "seconds": round(time.perf_counter() - began, 1),
-        "quick": quick,
-    }
-    (HERE / "results").mkdir(exist_ok=True)
-    name = "summary_quick.json" if quick else "summary.json"
-    (HERE / "results" / name).write_text(json.dumps(summary, indent=1) + "\n")
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    summary.write(figures, quick=quick, policies=second, composed=third)
 
 
 if __name__ == "__main__":

@@ -6,19 +6,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import subprocess
 import tempfile
-import time
 from pathlib import Path
 
-import torch
-import transformers
-
 from apportion.device.measure import Candidate, Shape, measure
-from apportion.device.target import find_target, machine
+from apportion.device.target import find_target
 from apportion.models import Partition, load, mask, save, slice_network
+from apportion.testing.summary import Summary
 
 HERE = Path(__file__).parent
 
@@ -27,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two processes instead of five")
     quick = parser.parse_args().quick
-    began = time.perf_counter()
+    summary = Summary(HERE)
     network = load("minilm")
     partition = Partition.of(network)
 
@@ -54,26 +48,8 @@ def main() -> None:
         ratio = session.ratio(name, to="original")
         figures[name.replace(" ", "_")] = round(ratio.value, 4)
         print(f"| {name} | {ratio.value:.2f} ± {ratio.stderr:.2f} |")
-    summary = {
-        "figures": figures,
-        "commit": _commit(),
-        "machine": machine(),
-        "versions": {
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
-        "conditions": dict(session.conditions),
-        "seconds": round(time.perf_counter() - began, 1),
-        "quick": quick,
-    }
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    packages = ("torch", "transformers")
+    summary.write(figures, packages=packages, quick=quick, conditions=dict(session.conditions))
 
 
 if __name__ == "__main__":

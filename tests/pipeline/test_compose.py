@@ -7,15 +7,7 @@ import json
 import pytest
 import transformers
 from tests.methods.compose.checkpoints import family, tensors, tiny_bert, write
-
-
-def one_line(done, code, *parts):
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    for part in parts:
-        assert part in lines[0]
+from tests.pipeline.check import assert_one_line
 
 
 def test_sources_are_added_listed_checked_composed_and_removed(apportion, tmp_path):
@@ -30,7 +22,7 @@ def test_sources_are_added_listed_checked_composed_and_removed(apportion, tmp_pa
     result = apportion.json("compose", "s1", "s2", "--method", "ties", "--base", "s0", "-o", "out", *shop)
     assert result["exit"] == 0
     transformers.AutoModel.from_pretrained(tmp_path / "out")
-    one_line(apportion("sources", "remove", "s0", *shop), 2, "base of s1")
+    assert_one_line(apportion("sources", "remove", "s0", *shop), 2, "base of s1")
     assert apportion("sources", "remove", "s1", *shop).returncode == 0
     assert apportion("sources", "check", *shop).returncode == 0
 
@@ -52,7 +44,7 @@ def test_mistakes_are_one_line_and_leave_nothing(told, tmp_path, args, parts):
     state = tensors(9)
     del state["layer.bias"]
     write(tmp_path / "other", state)
-    one_line(told("compose", *args, "-o", "out", "--json"), 2, *parts)
+    assert_one_line(told("compose", *args, "-o", "out", "--json"), 2, *parts)
     assert not (tmp_path / "out").exists()
 
 
@@ -69,10 +61,10 @@ def test_mistakes_are_one_line_and_leave_nothing(told, tmp_path, args, parts):
 def test_a_support_that_makes_no_task_is_one_line(told, tmp_path, text, args, parts):
     family(tmp_path, 2)
     (tmp_path / "task.csv").write_text(text)
-    one_line(told("compose", "s0", "s1", "--support", "task.csv", *args, "-o", "out", "--json"), 2, *parts)
+    assert_one_line(told("compose", "s0", "s1", "--support", "task.csv", *args, "-o", "out", "--json"), 2, *parts)
     assert not (tmp_path / "out").exists()
 
 
 def test_settings_of_a_search_need_a_support(told, tmp_path):
     family(tmp_path, 2)
-    one_line(told("compose", "s0", "s1", "--max-sources", "1", "-o", "out", "--json"), 2, "--support")
+    assert_one_line(told("compose", "s0", "s1", "--max-sources", "1", "-o", "out", "--json"), 2, "--support")

@@ -10,18 +10,9 @@ import time
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.pipeline.check import assert_one_line
 
 CNN = "tests.factories:small_cnn"
-
-
-def one_line(done, code, *parts):
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("apportion: ")
-    for part in parts:
-        assert part in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -37,22 +28,22 @@ def one_line(done, code, *parts):
     ],
 )
 def test_a_bad_budget(told, tmp_path, budget, part):
-    one_line(told("fit", CNN, "--budget", budget, "-o", "run", "--json"), 2, part)
+    assert_one_line(told("fit", CNN, "--budget", budget, "-o", "run", "--json"), 2, part)
     assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_model(told):
-    one_line(told("fit", "gpt-99", "--budget", "60%", "-o", "run", "--json"), 2, "no model 'gpt-99'", "minilm")
+    assert_one_line(told("fit", "gpt-99", "--budget", "60%", "-o", "run", "--json"), 2, "no model 'gpt-99'", "minilm")
 
 
 def test_an_unknown_option_or_none_at_all(told):
-    one_line(told("fit", CNN, "--budgt", "60%"), 2, "--budgt")
-    one_line(told("fit", CNN), 2, "--budget")
+    assert_one_line(told("fit", CNN, "--budgt", "60%"), 2, "--budgt")
+    assert_one_line(told("fit", CNN), 2, "--budget")
 
 
 def test_an_unknown_policy(told, images):
     done = told("fit", CNN, "--budget", "60%", "-o", "run", "--policy", "magic", "--json")
-    one_line(done, 2, "'magic'", "greedy")
+    assert_one_line(done, 2, "'magic'", "greedy")
 
 
 @pytest.mark.parametrize("kind", ["random bytes", "pickle", "truncated", "lying"])
@@ -73,7 +64,7 @@ def test_a_checkpoint_that_is_not_what_it_says(told, tmp_path, kind, generator):
             "lying": len(text).to_bytes(8, "little") + text + b"\0" * 400,
         }[kind]
     )
-    one_line(told("fit", folder, "--budget", "60%", "-o", "run", "--json"), 2, "model.safetensors")
+    assert_one_line(told("fit", folder, "--budget", "60%", "-o", "run", "--json"), 2, "model.safetensors")
 
 
 def test_only_a_pickle_in_the_folder(told, tmp_path):
@@ -81,22 +72,22 @@ def test_only_a_pickle_in_the_folder(told, tmp_path):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({}))
-    one_line(told("fit", folder, "--budget", "60%", "-o", "run", "--json"), 2, "pickle")
+    assert_one_line(told("fit", folder, "--budget", "60%", "-o", "run", "--json"), 2, "pickle")
 
 
 def test_a_model_that_can_not_be_traced(told, images):
     done = told("fit", "tests.factories:detached", "--budget", "60%", "-o", "run", "--data", images, "--json")
-    one_line(done, 2, "autograd")
+    assert_one_line(done, 2, "autograd")
 
 
 def test_a_budget_under_the_floor_is_refused_with_the_floor(told, images):
     done = told("fit", CNN, "--budget", "params<=1%", "-o", "run", "--data", images, "--json")
-    one_line(done, 3, "can't be met", "of the original", "params")
+    assert_one_line(done, 3, "can't be met", "of the original", "params")
 
 
 def test_a_latency_under_the_floor_is_refused_with_the_measured_floor(apportion, images):
     done = apportion("fit", CNN, "--budget", "1us", "-o", "run", "--data", images, "--json")
-    one_line(done, 3, "can't be met", "ms")
+    assert_one_line(done, 3, "can't be met", "ms")
 
 
 def test_a_quality_floor_out_of_reach_is_a_named_outcome(apportion, images):
@@ -112,17 +103,21 @@ def test_a_finished_run_is_neither_overwritten_nor_verified_after_a_change(appor
     assert apportion.json("fit", CNN, "--budget", "params<=80%", "-o", "run", "--data", images)["exit"] == 0
     fitted = tmp_path / "run"
     ledger = (fitted / "rungs" / "2" / "ledger.jsonl").read_bytes()
-    one_line(told("fit", CNN, "--budget", "params<=70%", "-o", "run", "--data", images, "--json"), 2, "another -o")
+    assert_one_line(
+        told("fit", CNN, "--budget", "params<=70%", "-o", "run", "--data", images, "--json"), 2, "another -o"
+    )
     assert (fitted / "rungs" / "2" / "ledger.jsonl").read_bytes() == ledger
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("dear reader")
-    one_line(told("fit", CNN, "--budget", "params<=70%", "-o", "mine", "--data", images, "--json"), 2, "not empty")
-    one_line(told("verify", "nowhere", "--json"), 2, "holds no run")
-    one_line(told("verify", "run", "--json"), 2, CNN, "--model")
+    assert_one_line(
+        told("fit", CNN, "--budget", "params<=70%", "-o", "mine", "--data", images, "--json"), 2, "not empty"
+    )
+    assert_one_line(told("verify", "nowhere", "--json"), 2, "holds no run")
+    assert_one_line(told("verify", "run", "--json"), 2, CNN, "--model")
     with (fitted / "model" / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x01")
-    one_line(told("verify", "run", "--model", CNN, "--json"), 2, "not the model that was certified")
+    assert_one_line(told("verify", "run", "--model", CNN, "--json"), 2, "not the model that was certified")
 
 
 @pytest.mark.parametrize("model", ["tests.factories:slow_to_build", "tests.factories:swallows_interrupts"])

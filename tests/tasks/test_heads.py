@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.errors import DataError
-from apportion.tasks.heads import HEADS, Cosine, Logistic, Prototype, Ridge, class_means
+from apportion.tasks.heads import HEADS, Cosine, Logistic, Prototype, Ridge, class_means, left_out_means
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -102,3 +102,13 @@ def test_logistic_agrees_with_an_independent_solver(penalty):
 def test_a_class_without_support_is_refused():
     with pytest.raises(DataError, match="2 of 3 classes"):
         class_means(torch.zeros(4, 2), torch.tensor([0, 0, 2, 2]), 3)
+
+
+def test_left_out_means_are_those_of_the_others(generator):
+    support_SD = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    label_S = torch.tensor([0, 0, 1, 0, 1, 2])
+    found_SD = left_out_means(support_SD, label_S, 3)
+    for row in range(5):
+        others = [n for n in range(6) if n != row and label_S[n] == label_S[row]]
+        torch.testing.assert_close(found_SD[row], support_SD[others].mean(0))
+    torch.testing.assert_close(found_SD[5], support_SD[5])  # alone in its class

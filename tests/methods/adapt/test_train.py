@@ -1,17 +1,21 @@
 """Training is deterministic, resumes exactly, learns, and prices what is scarce."""
 
+from itertools import pairwise, product
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from apportion.errors import DataError
-from apportion.methods.adapt.episodes import order_units, unit_scores
-from apportion.methods.adapt.train import TrainConfig, Trainer, budget_bin
+from apportion.methods.adapt.episodes import episode_features, order_units, unit_scores
+from apportion.methods.adapt.train import TrainConfig, Trainer, budget_bin, nested_path
 
 
-def trainer_of(tiny, steps=6, **settings):
-    family = tiny.family(**{k: settings.pop(k) for k in ("allocation", "num_experts") if k in settings})
-    return Trainer(family, tiny.pools, tiny.sampler, TrainConfig(steps=steps, episodes=3, warmup=2, **settings))
+def trainer_of(tiny, steps=6, **options):
+    family = tiny.family(**{k: options.pop(k) for k in ("allocation", "num_experts") if k in options})
+    return Trainer(family, tiny.pools, tiny.sampler, TrainConfig(steps=steps, episodes=3, warmup=2, **options))
 
 
 def test_the_same_seed_gives_the_same_tensors(tiny):
@@ -97,3 +101,31 @@ def test_budgets_fall_into_bins_that_cover_all():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(DataError):
         TrainConfig(**wrong)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31 - 1))
+def test_the_nested_path_is_the_best_of_all_nested_ones(seed):
+    rng = np.random.default_rng(seed)
+    start_KTL = np.sort(rng.random((4, 3, 2), dtype=np.float32), axis=0)  # keeping one start is always nested
+    loss_KT = rng.random((4, 3))
+    path = nested_path(start_KTL, loss_KT)
+
+    def nested(path):
+        return all((start_KTL[k][a] <= start_KTL[k + 1][b] + 1e-5).all() for k, (a, b) in enumerate(pairwise(path)))
+
+    best = min(sum(loss_KT[range(4), p]) for p in product(range(3), repeat=4) if nested(p))
+    assert nested(path)
+    assert loss_KT[range(4), path].sum() == pytest.approx(best)
+
+
+def test_a_slice_that_is_the_whole_network_has_nothing_to_learn_from_it(tiny):
+    trainer = trainer_of(tiny, steps=2)
+    episode = trainer.sampler.episode(0)
+    pool, ones_G = trainer.pools[episode.domain], torch.ones(trainer.family.groups.count)
+    gate_G = trainer.family.gates(torch.full((4,), 0.25))
+    whole_NF = episode_features(trainer.family, pool, episode, gate_G, ones_G).detach()
+    half_G = trainer.family.keep(torch.full((len(tiny.partition),), 0.5))
+    half_NF = episode_features(trainer.family, pool, episode, gate_G, half_G)
+    assert float(trainer._unlike(episode, whole_NF, whole_NF)) == pytest.approx(0.0, abs=1e-5)
+    assert float(trainer._unlike(episode, half_NF, whole_NF)) > 1e-4

@@ -1,4 +1,7 @@
-"""Peers that need environments of their own: modelopt's FastNAS and Olive. A peer that can't run here says why."""
+"""A peer that needs an environment of its own: modelopt's FastNAS. Where it can't run, the table says why.
+
+Olive is left out: its static quantisation is ONNX Runtime's, which has a row of its own.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,11 @@ PACKAGES = {
         *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "ninja", "tqdm"),
         *("requests", "urllib3", "idna", "certifi", "charset-normalizer"),
     ),
-    "Olive": ("olive-ai", "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "onnx-ir"),
 }
+
+
+class NotRun(Exception):
+    """A peer does not take this model."""
 
 
 def environment(name: str) -> Path:
@@ -45,22 +51,22 @@ def environment(name: str) -> Path:
 
 
 def run(pair) -> None:
-    """Adds the points of the peers that can be installed and run here, and notes why others can't."""
-    for name, add in (("FastNAS", _fastnas), ("Olive", _olive)):
-        if pair.has(name) or _reasons().get(f"{pair.case.name} {name}"):
-            continue
-        try:
-            add(pair)
-        except subprocess.CalledProcessError as error:
-            lines = [line for line in (error.stderr or "").strip().splitlines() if line.strip()]
-            _note(pair.case.name, name, lines[-1][:160] if lines else f"exit {error.returncode}")
-        except (subprocess.TimeoutExpired, NotImplementedError) as error:
-            _note(pair.case.name, name, str(error)[:160])
+    """Adds the points of the peer where it can be installed and run, and notes why where it can't."""
+    name = "FastNAS"
+    if pair.has(name) or _reasons().get(f"{pair.case.name} {name}"):
+        return
+    try:
+        _fastnas(pair)
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in (error.stderr or "").strip().splitlines() if line.strip()]
+        _note(pair.case.name, name, lines[-1][:160] if lines else f"exit {error.returncode}")
+    except (subprocess.TimeoutExpired, NotRun) as error:
+        _note(pair.case.name, name, str(error)[:160])
 
 
 def _fastnas(pair) -> None:
     if pair.case.network.takes_text:
-        raise NotImplementedError("FastNAS is for convolutional networks")
+        raise NotRun("it is for convolutional networks")
     folder = WORK / pair.case.name / "fastnas"
     if not (folder / "done").is_file():
         command = [str(environment("FastNAS")), str(Path(__file__).with_name("fastnas.py")), pair.case.name]
@@ -77,12 +83,6 @@ def _fastnas(pair) -> None:
             openvino.save_model(openvino.Core().read_model(found / "model.onnx"), artefact / "model.xml", False)
             shutil.copy(found / "inputs.safetensors", artefact)
         pair.add("FastNAS", f"FLOPs {told['share']:.0%}", told["seconds"], artefact, promised=told["share"])
-
-
-def _olive(pair) -> None:
-    command = [str(environment("Olive")), "-c", "import olive.workflows"]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    raise NotImplementedError("its static quantisation is ONNX Runtime's, which has a row of its own")
 
 
 def _reasons() -> dict[str, str]:

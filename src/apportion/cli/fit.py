@@ -32,7 +32,7 @@ def command(
     quality: Annotated[str, typer.Option(help="agreement, accuracy, likelihood, or auto by the data.")] = "auto",
     quality_floor: Annotated[str | None, typer.Option(help="Share of the original's quality to keep: 98%.")] = None,
     rules: Annotated[
-        str, typer.Option(help="What may be done: prune, quantise, lowrank, sparse, repair.")
+        str, typer.Option(help="What may be done: prune, quantise, lowrank, sparse, tokens, depth, repair.")
     ] = "prune,quantise,repair",
     rungs: Annotated[int, typer.Option(help="Models to leave on the way down to the budget, itself included.")] = 2,
     repair_steps: Annotated[int, typer.Option(help="Steps of distillation at every rung; 0 for none.")] = 150,

@@ -15,6 +15,7 @@ from apportion.models.channels import mixes_channels, num_channels, remove_chann
 from apportion.models.network import Network
 from apportion.models.partition import Module, Partition
 from apportion.models.skip import Skip, as_output, first_tensor, skip_blocks
+from apportion.models.tokens import merge_tokens
 
 Keep = Mapping[str, tuple[int, ...]]
 
@@ -76,6 +77,7 @@ def slice_network(network: Network, partition: Partition, keep: Keep, *, share_w
             for which in ("out", "in"):
                 widths.setdefault(name, {})[which] = num_channels(layer, which)
     skip_blocks(module, skips)
+    merge_tokens(module, edits.tokens)  # a block that merged may be gone now
     return network.replace(
         module=module,
         edits=replace(

@@ -26,6 +26,7 @@ from apportion.models.registry import BUILT_IN, find_packaged
 from apportion.models.safefile import TensorInfo, read_header, read_json, refuse_pickle, weight_files
 from apportion.models.skip import skip_blocks
 from apportion.models.sparse import unpack, unpacked_headers
+from apportion.models.tokens import merge_tokens
 from apportion.models.trace import HEAD_COUNT_NAMES, HEAD_WIDTH_NAMES
 
 EDITS_FILE = "apportion.json"
@@ -335,6 +336,7 @@ def _read_edits(folder: Path, fields: Mapping[str, Any]) -> Edits:
             skips={name: int(n) for name, n in fields["skips"].items()},
             keep={name: tuple(int(unit) for unit in units) for name, units in fields["keep"].items()},
             ranks={name: int(rank) for name, rank in fields.get("ranks", {}).items()},
+            tokens={str(name): (int(left), int(whole)) for name, left, whole in fields.get("tokens", [])},
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise ModelError(f"{folder}/{EDITS_FILE} can't be read; save the model again") from None
@@ -370,6 +372,10 @@ def _apply_edits(folder: Path, module: nn.Module, edits: Edits) -> None:
             if not name or _existing(module, name) is None or not 0 <= num_outputs <= 16:
                 raise ValueError(f"no block {name!r}")
         skip_blocks(module, edits.skips)
+        for name, (left, whole) in edits.tokens.items():
+            if _existing(module, name) is None or not 2 <= left <= whole:
+                raise ValueError(f"block {name!r} can't take {left} of {whole} tokens")
+        merge_tokens(module, edits.tokens)
     except (ValueError, KeyError, AttributeError) as error:
         raise ModelError(
             f"{folder}/{EDITS_FILE} does not fit the architecture ({error}); save the model again"

@@ -29,7 +29,8 @@ class Edits:
 
     ``widths`` maps a layer and a side (``out`` or ``in``) to its new number of channels, ``attributes`` a module and
     attribute to the new value, ``skips`` names the blocks left out and their number of outputs; ``keep`` says which
-    units of each module are left; ``ranks`` the layers that two of a lower rank stand for.
+    units of each module are left; ``ranks`` the layers that two of a lower rank stand for; ``tokens`` the blocks that
+    merge tokens, with how many at most enter of how many.
     """
 
     widths: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -37,6 +38,7 @@ class Edits:
     skips: Mapping[str, int] = field(default_factory=dict)
     keep: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
+    tokens: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

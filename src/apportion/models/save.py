@@ -68,6 +68,7 @@ def _write(network: Network, folder: Path) -> None:
             "skips": dict(edits.skips),
             "keep": {name: list(units) for name, units in edits.keep.items()},
             "ranks": dict(edits.ranks),
+            "tokens": [[name, *counts] for name, counts in edits.tokens.items()],
             "int8": asdict(network.int8),
             "tied": tied,
             "packed": packed,

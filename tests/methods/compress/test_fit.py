@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.models import zoo
 
+from apportion.device.meters import FlopCount
 from apportion.errors import ApportionError, BudgetError
 from apportion.methods.compress.fit import fit
 from apportion.methods.compress.rundir import IMPORTANCES, FitConfig
@@ -77,3 +79,26 @@ def test_rules_that_can_not_help_are_refused_before_anything_is_tried(tmp_path, 
         run(tmp_path, images, "params<=50%", policy="learned")
     with pytest.raises(ApportionError, match=r"missing\.json"):
         run(tmp_path / "other", images, "params<=50%", policy="learned:missing.json")
+
+
+@pytest.mark.parametrize("rules", ["tokens", "depth", "tokens,depth,prune"])
+def test_an_encoder_is_left_with_fewer_tokens_or_blocks(tmp_path, rules):
+    zoo.save_pretrained("vit", tmp_path / "vit")
+    pixels = torch.randn(60, 3, zoo.IMAGE, zoo.IMAGE, generator=torch.Generator().manual_seed(0))
+    save_file({"pixel_values": pixels}, tmp_path / "pixels.safetensors")
+    options = {
+        "rules": rules,
+        "rungs": 2,
+        "repair_steps": 0,
+        "num_steps": 4,
+        "data": str(tmp_path / "pixels.safetensors"),
+    }
+    result = fit(FitConfig(model=str(tmp_path / "vit"), budget="flops<=75%", **options), tmp_path / "run")
+    assert result["met"]
+    network = load(str(tmp_path / "run" / "model"))
+    assert FlopCount().read(network).value == result["final"]["flops"]["value"]
+    assert bool(network.edits.tokens) == ("tokens" in result["setting"] and result["setting"]["tokens"] < 17)
+    if rules == "tokens":
+        assert network.edits.tokens
+    if rules == "depth":
+        assert network.edits.skips

@@ -34,6 +34,7 @@ from apportion.methods.compress.repair import Distil, DistilOptions, repair_knob
 from apportion.methods.compress.rundir import Rung
 from apportion.methods.compress.sparsity import PREFIX as SPARSE
 from apportion.methods.compress.sparsity import Sparsify, sparse_knobs
+from apportion.methods.compress.tokens import DEPTH, TOKENS, Depth, Tokens, depth_knobs, tokens_knob
 from apportion.models.cut import slice_network
 from apportion.models.network import Network
 from apportion.models.partition import Partition
@@ -100,6 +101,7 @@ class Plan:
         if self.latency is not None and self.calibration is not None:
             self.baseline[self.latency.key] = self.calibration.baseline
         self.asked, self.budget = asked, asked.resolve(self.baseline)
+        self.tokens = tokens_knob(network, partition) if "tokens" in self.allowed else None
         self.knobs = self._all_knobs()
         self._refuse_below_floor()
 
@@ -132,6 +134,10 @@ class Plan:
             knobs.append(quantise_knob(self.num_mixed))
         if "lowrank" in self.allowed:
             knobs += lowrank_knobs(self.network)
+        if "depth" in self.allowed:
+            knobs += depth_knobs(self.partition)
+        if self.tokens is not None:
+            knobs.append(self.tokens)
         if "sparse" in self.allowed:
             knobs += sparse_knobs(self.network, self.asked)
         if not knobs:
@@ -197,6 +203,8 @@ class Plan:
                     QUANTISE: self.quantise,
                     LOWRANK: LowRank(self.splits.calibration),
                     SPARSE: Sparsify(self.splits.calibration),
+                    DEPTH: Depth(self.partition, self.splits.calibration),
+                    **({} if self.tokens is None else {TOKENS: self._merging(self.tokens)}),
                     REPAIR: self._distil(),
                 },
                 meters={**self.meters, **self.selection.meters()},
@@ -246,6 +254,10 @@ class Plan:
             last = knob.values.index(setting[knob.name]) if knob.name in setting else len(knob.values) - 1
             here.append(replace(knob, values=knob.values[: last + 1]))
         return here
+
+    def _merging(self, knob: Knob) -> Tokens:
+        assert isinstance(knob.dearest, int)
+        return Tokens(self.partition, knob.dearest)
 
     def _distil(self) -> Distil:
         config = self.bench.config

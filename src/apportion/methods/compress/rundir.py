@@ -63,7 +63,7 @@ class FitConfig:
 
 POLICIES = ("greedy", "scheduled", "priced", "exact", "backtracking", "learned")
 IMPORTANCES = ("taylor", "magnitude", "fisher", "activation", "hessian")
-RULES = ("prune", "quantise", "lowrank", "sparse", "repair")
+RULES = ("prune", "quantise", "lowrank", "sparse", "tokens", "depth", "repair")
 
 
 class Rung(Folder):

@@ -18,6 +18,7 @@ from apportion.models.network import Network
 from apportion.models.safefile import read_header
 from apportion.tasks.domain import Domain
 from apportion.tasks.domains import BUILT_IN, load_domain
+from apportion.tasks.domains.folder import is_unlabelled, load_unlabelled
 from apportion.tasks.domains.table import has_labels
 from apportion.tasks.features import image_inputs
 from apportion.tasks.texts import demo_texts, load_texts
@@ -62,7 +63,8 @@ def load_splits(network: Network, data: str | None, *, seed: int, sizes: tuple[i
     What is left after the first three is there to train on. Small data are shared out in fixed proportions.
     """
     generator = torch.Generator().manual_seed(seed)
-    domain = _labelled(data)
+    unlabelled = data is not None and data not in BUILT_IN and is_unlabelled(Path(data))
+    domain = load_unlabelled(Path(str(data))) if unlabelled else _labelled(data)
     sizes = sizes or _sizes(network)
     if domain is not None and (domain.kind == "text") != network.takes_text:
         wanted = "texts" if network.takes_text else "images"
@@ -75,7 +77,8 @@ def load_splits(network: Network, data: str | None, *, seed: int, sizes: tuple[i
         texts = load_texts(Path(data)) if data else demo_texts()
         return _from_texts(network, texts, None, data or "the demo's texts", generator, sizes)
     if domain is not None:
-        return _from_images(network, domain, str(data), generator, sizes)
+        label_N = None if unlabelled else domain.label_N
+        return _from_images(network, domain.content, label_N, str(data), generator, sizes)
     if data is None:
         wanted = ", ".join(name if not name.isdigit() else f"input {name}" for name in network.inputs)
         raise DataError(f"this model takes {wanted}; give --data FILE.safetensors with tensors of these names")
@@ -132,17 +135,22 @@ def _from_texts(
 
 
 def _from_images(
-    network: Network, domain: Domain, name: str, generator: torch.Generator, sizes: tuple[int, int, int]
+    network: Network,
+    images: Sequence[Any],
+    label_N: Any,
+    name: str,
+    generator: torch.Generator,
+    sizes: tuple[int, int, int],
 ) -> Splits:
     height, width = next(iter(network.inputs.values())).shape[-2:]
     max_training = min(MAX_TRAINING_IMAGES, max(1, MAX_TRAINING_PIXELS // (height * width)))
     parts = []
-    for rows in _shares(len(domain), generator, sizes, max_training):
+    for rows in _shares(len(images), generator, sizes, max_training):
         batches = tuple(
-            image_inputs(network, [domain.content[row] for row in rows[start : start + 32]])
+            image_inputs(network, [images[row] for row in rows[start : start + 32]])
             for start in range(0, len(rows), 32)
         )
-        parts.append(Examples(batches, f"{len(rows)} of {name}", _labels(domain.label_N, rows)))
+        parts.append(Examples(batches, f"{len(rows)} of {name}", _labels(label_N, rows)))
     return Splits(*parts)
 
 

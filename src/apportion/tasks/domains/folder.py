@@ -22,18 +22,38 @@ def load_folder(path: Path, *, strict: bool = False) -> Domain:
 
     An unreadable image is named, left out and counted in ``notes``; ``strict`` refuses it.
     """
-    files = sorted(
-        file
-        for file in path.glob("*/**/*")
-        if file.suffix.lower() in SUFFIXES and file.is_file() and file.resolve().is_relative_to(path.resolve())
-    )
+    files = _images(path, "*/**/*")
     if not files:
         raise DataError(f"{path} holds no images in class folders; put them in {path}/<class>/<name>.jpg or .png")
+    named = ((file.relative_to(path).as_posix(), _bytes_of(file)) for file in files)
+    return from_named(path.name, named, _digest(path, files), "the user's", f"folder {path.name}", strict=strict)
+
+
+def is_unlabelled(path: Path) -> bool:
+    """Whether a folder holds images, and none of them in a class folder."""
+    return path.is_dir() and bool(_images(path, "*")) and not _images(path, "*/**/*")
+
+
+def load_unlabelled(path: Path) -> Domain:
+    """The images that lie in a folder itself, as one class that says nothing."""
+    files = _images(path, "*")
+    named = ((f"images/{file.name}", _bytes_of(file)) for file in files)
+    return from_named(path.name, named, _digest(path, files), "the user's", f"folder {path.name}")
+
+
+def _images(path: Path, pattern: str) -> list[Path]:
+    return sorted(
+        file
+        for file in path.glob(pattern)
+        if file.suffix.lower() in SUFFIXES and file.is_file() and file.resolve().is_relative_to(path.resolve())
+    )
+
+
+def _digest(path: Path, files: Iterable[Path]) -> str:
     total = hashlib.sha256()
     for file in files:
         total.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0{file_digest(file)}\n".encode())
-    named = ((file.relative_to(path).as_posix(), _bytes_of(file)) for file in files)
-    return from_named(path.name, named, total.hexdigest(), "the user's", f"folder {path.name}", strict=strict)
+    return total.hexdigest()
 
 
 def load_archive(path: Path, *, strict: bool = False) -> Domain:

@@ -4,37 +4,47 @@
 
 A real search per target: mobile CNN blocks on Fashion-MNIST images of 16 × 16 pixels, every candidate measured on the
 target beside the anchor. Afterwards anchor and result are evaluated anew, by as many fresh short trainings as long
-ones, so that neither gain is one that chance had selected. Rows are saved target by target (``results/cpu``), so a
-stopped run goes on; delete one to measure it again. On a CUDA machine the same script searches on 28 × 28 pixels with
-longer trainings; it needs torch, transformers, safetensors, numpy and scipy.
+ones, so that neither gain is one that chance had selected. The command with its defaults is timed too, up to its
+verified certificate. Rows are saved one by one (``results/cpu``), so a stopped run goes on; delete one to measure it
+again. On a CUDA machine the same script searches on 28 × 28 pixels with longer trainings; it needs torch, transformers,
+numpy, scipy and scikit-learn there, nothing else, and takes the rest of apportion from ``src``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-
-from apportion.core.knob import Setting
-from apportion.device.probe import working_target
-from apportion.device.target import machine
-from apportion.methods.search.folder import SearchRunConfig
-from apportion.methods.search.ground import block_space, training_proxy
-from apportion.methods.search.proxy import FULL, Request
-from apportion.methods.search.run import search
-from apportion.methods.search.utilities import accuracy
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1] / "src"))
+
+from apportion.core.knob import Setting  # noqa: E402
+from apportion.device.probe import working_target  # noqa: E402
+from apportion.methods.search.folder import SearchRunConfig  # noqa: E402
+from apportion.methods.search.ground import block_space, training_proxy  # noqa: E402
+from apportion.methods.search.proxy import FULL, Request  # noqa: E402
+from apportion.methods.search.run import search  # noqa: E402
+from apportion.methods.search.utilities import accuracy  # noqa: E402
+from apportion.testing.summary import Summary  # noqa: E402
+
 TARGETS = ("torch-cpu-1t", "ort-cpu-1t", "openvino-cpu-1t")
 FRESH = 1000  # replicates that no search has used
+SIZES: dict[str, dict[str, Any]] = {
+    "quick": {"image_size": 16, "num_train": 3000, "steps": 60, "final_steps": 200, "max_evaluations": 16},
+    "cpu": {"image_size": 16, "num_train": 3000, "steps": 60, "final_steps": 200, "max_evaluations": 40},
+    "cuda": {"image_size": 28, "num_train": 5000, "steps": 200, "final_steps": 1000, "max_evaluations": 150},
+}
+NUM_FRESH = {"quick": 2, "cpu": 4, "cuda": 6}
+CALIBRATION = {"quick": 8, "cpu": 8, "cuda": 24}
 
 
 def main() -> None:
@@ -44,28 +54,15 @@ def main() -> None:
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--data", default="fashion_mnist")
     args = parser.parse_args()
-    began, commit = time.perf_counter(), _commit()
+    summary = Summary(HERE)
+    kind = "quick" if args.quick else "cpu" if args.device == "cpu" else "cuda"
     targets = args.targets.split(",")[:1] if args.quick else args.targets.split(",")
-    large = args.device != "cpu"
-    kind = "quick" if args.quick else "cuda" if large else "cpu"
-    rows = []
-    for name in targets:
-        path = HERE / "results" / kind / f"{name}.json"
-        if not path.is_file():
-            row = one_target(name, args, large)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(row, indent=1) + "\n")
-        rows.append(json.loads(path.read_text()))
-    print("\n| target | anchor, ms | found, ms | in band | short gain | long gain | long: anchor, found | claim |")
-    print("|---|---|---|---|---|---|---|---|")
-    for row in rows:
-        claim = "none" if row["epsilon"] is None else f"within {row['epsilon']:.1f}"
-        gains = [f"{row[f'{kind}_gain']:+.2f} ± {row[f'{kind}_stderr']:.2f}" for kind in ("short", "long")]
-        print(
-            f"| {row['target']} | {row['anchor_ms']:.3f} | {row['found_ms']:.3f} | {'yes' if row['in_band'] else 'no'} "
-            f"| {gains[0]} | {gains[1]} | {row['anchor_long']:.2f} %, {row['found_long']:.2f} % | {claim} |"
-        )
-    short, long = (float(np.mean([row[f"{kind}_gain"] for row in rows])) for kind in ("short", "long"))
+    rows = [
+        saved(kind, name, lambda name=name: one_target(config_of(kind, name, args), NUM_FRESH[kind]))
+        for name in targets
+    ]
+    show(rows)
+    short, long = (float(np.mean([row[f"{length}_gain"] for row in rows])) for length in ("short", "long"))
     figures = {
         "targets": len(rows),
         "retained_gain": round(long / short, 4) if short > 0 else None,
@@ -73,44 +70,50 @@ def main() -> None:
         "short_gain_points": round(short, 4),
         "long_gain_points": round(long, 4),
     }
+    more: dict[str, Any] = {"rows": rows}
+    if kind == "cpu":
+        demo = saved(kind, "demo", the_command)
+        print(
+            f"\n{demo['command']}: {demo['search_seconds']:.0f} s with {demo['num_evaluations']} trainings, exit "
+            f"{demo['search_exit']}; apportion verify: {demo['verify_seconds']:.0f} s, exit {demo['verify_exit']}\n"
+        )
+        figures |= {"demo_seconds": demo["search_seconds"], "demo_verified": int(demo["verify_exit"] == 0)}
+        more["demo"] = demo
     print(json.dumps(figures, indent=1))
-    summary = {
-        "figures": figures,
-        "rows": rows,
-        "commit": commit,
-        "machine": machine(),
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "seconds": round(time.perf_counter() - began, 1),
-        "quick": args.quick,
-    }
-    (HERE / "results").mkdir(exist_ok=True)
-    name = "summary_quick.json" if args.quick else "summary_cuda.json" if large else "summary.json"
-    (HERE / "results" / name).write_text(json.dumps(summary, indent=1) + "\n")
+    summary.write(figures, name="summary_cuda" if kind == "cuda" else "summary", quick=args.quick, **more)
 
 
-def one_target(name: str, args: argparse.Namespace, large: bool) -> dict[str, Any]:
-    """A search on one target, and what fresh trainings make of its result."""
-    config = SearchRunConfig(
+def saved(kind: str, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A row from its file, made first where there is none."""
+    path = HERE / "results" / kind / f"{name}.json"
+    if not path.is_file():
+        row = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(row, indent=1) + "\n")
+    return json.loads(path.read_text())
+
+
+def config_of(kind: str, name: str, args: argparse.Namespace) -> SearchRunConfig:
+    return SearchRunConfig(
         space="mobile-cnn",
         targets=(name,),
         data=args.data,
         tolerance=0.05,
         epsilon=3.0,
-        image_size=28 if large else 16,
-        num_train=5000 if large else 3000,
-        steps=400 if large else 60,
-        final_steps=4000 if large else 200,
-        max_evaluations=400 if large else 16 if args.quick else 40,
         align=8,
-        calibration=24 if large else 8,
+        calibration=CALIBRATION[kind],
         pilot=4,
         train_on=args.device,
+        **SIZES[kind],
     )
+
+
+def one_target(config: SearchRunConfig, num: int) -> dict[str, Any]:
+    """A search on one target, and what fresh trainings make of its result, ``num`` of every kind."""
+    (name,) = config.targets
     with tempfile.TemporaryDirectory() as scratch:
         result = search(config, Path(scratch) / "run")
-    space = block_space(config, [working_target(name)])
-    proxy = training_proxy(config, space)
-    num = 8 if large else 2 if args.quick else 4
+    proxy = training_proxy(config, block_space(config, [working_target(name)]))
     pairs = {"anchor": Setting(result["anchor"]["arch"]), "found": Setting(result["arch"])}
     values: dict[str, np.ndarray] = {}
     for who, arch in pairs.items():
@@ -150,9 +153,38 @@ def one_target(name: str, args: argparse.Namespace, large: bool) -> dict[str, An
     return row
 
 
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+def the_command() -> dict[str, Any]:
+    """``apportion search`` with its defaults on two cores, as a user types it, and ``apportion verify`` after it."""
+    asked = ["search", "mobile-cnn", "--workers", "2"]
+    with tempfile.TemporaryDirectory() as scratch:
+        began = time.perf_counter()
+        found = subprocess.run([sys.executable, "-m", "apportion", *asked, "-o", f"{scratch}/run"])
+        searched = time.perf_counter()
+        checked = subprocess.run([sys.executable, "-m", "apportion", "verify", f"{scratch}/run"])
+        result = json.loads(Path(scratch, "run", "result.json").read_text())
+    return {
+        "command": f"apportion {' '.join(asked)}",
+        "search_seconds": round(searched - began, 1),
+        "search_exit": found.returncode,
+        "verify_seconds": round(time.perf_counter() - searched, 1),
+        "verify_exit": checked.returncode,
+        "num_evaluations": result["num_evaluations"],
+        "num_measured": result["num_measured"],
+        "claim": result["claim"],
+        "in_band": result["in_band"],
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print("\n| target | anchor, ms | found, ms | in band | short gain | long gain | long: anchor, found | claim |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        claim = "none" if row["epsilon"] is None else f"within {row['epsilon']:.1f}"
+        gains = [f"{row[f'{kind}_gain']:+.2f} ± {row[f'{kind}_stderr']:.2f}" for kind in ("short", "long")]
+        print(
+            f"| {row['target']} | {row['anchor_ms']:.3f} | {row['found_ms']:.3f} | {'yes' if row['in_band'] else 'no'} "
+            f"| {gains[0]} | {gains[1]} | {row['anchor_long']:.2f} %, {row['found_long']:.2f} % | {claim} |"
+        )
 
 
 if __name__ == "__main__":

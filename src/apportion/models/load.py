@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from apportion.errors import ModelError
-from apportion.models.channels import num_channels, remove_channels
 from apportion.models.factored import break_even, can_factor, factored, replace_layer
 from apportion.models.hub import PREFIX as HUB
 from apportion.models.hub import find_on_hub
@@ -27,7 +26,6 @@ from apportion.models.safefile import TensorInfo, read_header, read_json, refuse
 from apportion.models.skip import skip_blocks
 from apportion.models.sparse import unpack, unpacked_headers
 from apportion.models.tokens import merge_tokens
-from apportion.models.trace import HEAD_COUNT_NAMES, HEAD_WIDTH_NAMES
 
 EDITS_FILE = "apportion.json"
 CALIBRATION_FILE = "calibration.safetensors"
@@ -344,6 +342,11 @@ def _read_edits(folder: Path, fields: Mapping[str, Any]) -> Edits:
 
 def _apply_edits(folder: Path, module: nn.Module, edits: Edits) -> None:
     """Repeats a slice on a freshly built architecture; nothing in the file can name code or grow a layer."""
+    if edits == Edits():
+        return
+    from apportion.models.channels import num_channels, remove_channels  # needs torch-pruning, whole models don't
+    from apportion.models.trace import HEAD_COUNT_NAMES, HEAD_WIDTH_NAMES
+
     try:
         for name, rank in edits.ranks.items():  # before widths: a pair is sliced as the layer it stands for
             plain = _existing(module, name) if name else None

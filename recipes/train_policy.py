@@ -1,10 +1,12 @@
 """Train the learned policy of ``apportion fit`` on the ledgers of earlier runs.
 
     python3 recipes/train_policy.py runs/a runs/b ... --out policy.json
+    python3 recipes/train_policy.py recipes/ledgers --out src/apportion/methods/compress/policies/policy.json
 
-Give run folders or their ``ledger.jsonl``; runs are only read. Prints how many proposals were learned from and how
-well runs left out of the training were explained; a share near or below 0 means that the policy knows no better than
-the mean, and that greedy is the better choice.
+Give run folders or their ``ledger.jsonl``; runs are only read. The second line makes the policy that ships, from the
+ledgers that ship. Prints how many proposals were learned from and how well runs left out of the training were
+explained; a share near or below 0 means that the policy knows no better than the mean, and that greedy is the better
+choice.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="run folders or ledger files")
     parser.add_argument("--out", type=Path, required=True, help="where to write the policy, as JSON")
-    parser.add_argument("--quality", default="quality", help="the name of the quality reading")
+    parser.add_argument("--quality", default="likeness", help="the reading that moves are weighed by, as in fit")
     args = parser.parse_args()
     try:
         ranker = train([rows for run in args.runs for rows in read_runs(run)], args.quality)

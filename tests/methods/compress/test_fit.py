@@ -28,7 +28,7 @@ def run(tmp_path, images, budget, **options):
     return fit(FitConfig(model=CNN, budget=budget, data=images, **defaults | options), tmp_path / "run")
 
 
-@pytest.mark.parametrize("policy", ["greedy", "scheduled", "priced", "exact", "backtracking"])
+@pytest.mark.parametrize("policy", ["greedy", "scheduled", "priced", "exact", "backtracking", "learned"])
 def test_every_policy_meets_a_budget(tmp_path, images, policy):
     result = run(tmp_path, images, "params<=50%", policy=policy)
     assert result["met"]
@@ -75,8 +75,6 @@ def test_rules_that_can_not_help_are_refused_before_anything_is_tried(tmp_path, 
         run(tmp_path, images, "params<=50%", rules="sparse")
     with pytest.raises(ApportionError, match="unknown rule 'shrink'"):
         run(tmp_path, images, "params<=50%", rules="prune,shrink")
-    with pytest.raises(ApportionError, match="learned:FILE"):
-        run(tmp_path, images, "params<=50%", policy="learned")
     with pytest.raises(ApportionError, match=r"missing\.json"):
         run(tmp_path / "other", images, "params<=50%", policy="learned:missing.json")
 

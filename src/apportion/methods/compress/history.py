@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +16,10 @@ from apportion.errors import LedgerError
 
 
 def read_runs(path: Path) -> list[list[Row]]:
-    """The rows of a ledger file, or of every ledger in a run folder: one per rung."""
+    """The rows of a ledger file, or of every ledger in a folder, such as a run's with one per rung."""
     if not path.is_dir():
         return [read_rows(path)]
-    files = sorted(path.rglob("ledger.jsonl"))
+    files = sorted((*path.rglob("ledger.jsonl"), *path.rglob("*.jsonl.gz")))
     if not files:
         raise LedgerError(f"{path} holds no ledger; give the folder of a run")
     return [read_rows(file) for file in files]
@@ -26,8 +28,9 @@ def read_runs(path: Path) -> list[list[Row]]:
 def read_rows(file: Path) -> list[Row]:
     """The rows of a ledger file; a last line cut short by a kill is left out."""
     try:
-        *lines, _ = file.read_bytes().split(b"\n")
-    except OSError:
+        content = file.read_bytes()
+        *lines, _ = (gzip.decompress(content) if file.suffix == ".gz" else content).split(b"\n")
+    except (OSError, EOFError, zlib.error):
         raise LedgerError(f"{file} can't be read; give a run folder or its ledger.jsonl") from None
     try:
         header, *fields = [json.loads(line) for line in lines] or [None]

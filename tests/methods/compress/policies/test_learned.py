@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from apportion.core.ledger import Ledger
-from apportion.core.policy import Greedy, Scheduled
-from apportion.errors import DataError
+from apportion.core.policy import Greedy, RankedBy, Scheduled
+from apportion.errors import DataError, LedgerError
+from apportion.methods.compress.history import read_runs
+from apportion.methods.compress.policies import LIKENESS, SHIPPED, policy_named
 from apportion.methods.compress.policies.exact import Exact
 from apportion.methods.compress.policies.features import CLIP, NAMES, View, kind_of
 from apportion.methods.compress.policies.learned import Learned, Ranker, train
@@ -172,6 +174,15 @@ def test_the_recipe_trains_from_run_folders(tmp_path):
     done = subprocess.run(
         [sys.executable, str(RECIPE), *folders, "--out", str(out)], capture_output=True, text=True, timeout=120
     )
+    assert done.returncode == 2  # toys read no likeness
+    assert done.stderr.count("\n") == 1
+    assert "'likeness'" in done.stderr
+    done = subprocess.run(
+        [sys.executable, str(RECIPE), *folders, "--out", str(out), "--quality", "quality"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert "of 3 runs" in done.stdout
     assert Ranker.load(out) == train(earlier_runs(3))
@@ -183,3 +194,20 @@ def test_the_recipe_trains_from_run_folders(tmp_path):
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
+
+
+def test_the_policy_that_ships_is_what_the_ledgers_that_ship_make():
+    runs = read_runs(RECIPE.parent / "ledgers")
+    made, shipped = train(runs, "likeness"), Ranker.load(SHIPPED)
+    assert (shipped.kinds, shipped.num_examples, shipped.num_runs) == (made.kinds, made.num_examples, made.num_runs)
+    assert shipped.weight == pytest.approx(made.weight, rel=1e-4, abs=1e-6)
+    assert shipped.held_out_r2 == pytest.approx(made.held_out_r2, abs=1e-4)
+    assert shipped.held_out_r2 > 0.1  # it knows more than the mean
+    assert policy_named("learned") == RankedBy(Learned(shipped), LIKENESS)
+
+
+def test_a_packed_ledger_that_was_cut_short_is_refused(tmp_path):
+    whole = next((RECIPE.parent / "ledgers").glob("*.gz"))
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole.read_bytes()[:200])
+    with pytest.raises(LedgerError, match="can't be read"):
+        read_runs(tmp_path)

@@ -8,10 +8,11 @@ from apportion.core.policy import Greedy, Policy, RankedBy, Scheduled
 from apportion.errors import ApportionError
 
 LIKENESS = "likeness"
+SHIPPED = Path(__file__).with_name("policy.json")
 
 
 def policy_named(name: str, quality_floor: float | None = None) -> Policy:
-    """The policy of a name; ``learned:FILE`` reads what ``recipes/train_policy.py`` wrote."""
+    """The policy of a name; ``learned:FILE`` reads what ``recipes/train_policy.py`` wrote, ``learned`` what ships."""
     kind, _, file = name.partition(":")
     if kind == "greedy":
         return RankedBy(Greedy(), LIKENESS)
@@ -33,7 +34,5 @@ def policy_named(name: str, quality_floor: float | None = None) -> Policy:
     if kind == "learned":
         from apportion.methods.compress.policies.learned import Learned, Ranker
 
-        if not file:
-            raise ApportionError("the learned policy needs a file of recipes/train_policy.py; write it as learned:FILE")
-        return Learned(Ranker.load(Path(file)))
+        return RankedBy(Learned(Ranker.load(Path(file) if file else SHIPPED)), LIKENESS)
     raise ApportionError(f"unknown policy {name!r}")

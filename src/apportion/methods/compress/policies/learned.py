@@ -114,6 +114,11 @@ def train(runs: Sequence[Sequence[Row]], quality: str = "quality") -> Ranker:
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GridSearchCV, GroupKFold
 
+    for rows in runs:
+        if rows and quality not in rows[0].readings:
+            raise DataError(
+                f"a run has no reading {quality!r}, only {', '.join(rows[0].readings)}; choose one of these"
+            )
     kinds = tuple(sorted({kind_of(name) for rows in runs for name in (rows[0].setting if rows else ())}))
     examples = [(number, *example) for number, rows in enumerate(runs) for example in _examples(rows, kinds, quality)]
     if len(examples) < MIN_EXAMPLES:

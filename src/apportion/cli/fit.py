@@ -26,13 +26,13 @@ def command(
     target: Annotated[str | None, typer.Option(help="Where it will run; default torch-cpu-1t.")] = None,
     profile: Annotated[str | None, typer.Option(help="Plan with what calibrate wrote, without anchors.")] = None,
     policy: Annotated[
-        str, typer.Option(help="greedy, scheduled, priced, exact, backtracking, learned:FILE.")
+        str, typer.Option(help="greedy, scheduled, priced, exact, backtracking, learned or learned:FILE.")
     ] = "greedy",
     importance: Annotated[str, typer.Option(help="taylor, magnitude, fisher, activation or hessian.")] = "taylor",
     quality: Annotated[str, typer.Option(help="agreement, accuracy, likelihood, or auto by the data.")] = "auto",
     quality_floor: Annotated[str | None, typer.Option(help="Share of the original's quality to keep: 98%.")] = None,
     rules: Annotated[
-        str, typer.Option(help="What may be done: prune, quantise, lowrank, sparse, tokens, depth, repair.")
+        str, typer.Option(help="Among prune, quantise, lowrank, sparse, tokens, depth, repair or adapters.")
     ] = "prune,quantise,repair",
     rungs: Annotated[int, typer.Option(help="Models to leave on the way down to the budget, itself included.")] = 2,
     repair_steps: Annotated[int, typer.Option(help="Steps of distillation at every rung; 0 for none.")] = 150,

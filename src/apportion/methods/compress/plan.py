@@ -19,6 +19,7 @@ from apportion.cost.parts import Parts
 from apportion.cost.predicted import PredictedLatency
 from apportion.device.measure import Session
 from apportion.errors import BudgetError, InfeasibleError
+from apportion.methods.compress.adapters import Adapters, require_peft
 from apportion.methods.compress.bench import Bench, latency_limit, read_artefact, static_meters
 from apportion.methods.compress.judge import Judge
 from apportion.methods.compress.lowrank import PREFIX as LOWRANK
@@ -63,6 +64,8 @@ class Plan:
         config = bench.config
         self.network, self.partition, self.bench, self.progress = network, partition, bench, progress
         self.allowed = frozenset(config.rules.split(","))
+        if "adapters" in self.allowed:
+            require_peft()
         self.calibration: Anchored | None = None
         self.overstated = 1.0
         self.meters: dict[str, Meter[Network]] = static_meters()
@@ -190,7 +193,7 @@ class Plan:
                 return measured
 
             knobs = self._knobs_from(setting)
-            slack = 1.0 if "repair" in self.allowed and config.repair_steps else 0.0
+            slack = 1.0 if self.allowed & {"repair", "adapters"} and config.repair_steps else 0.0
             policy = policy_named(config.policy, None if self.floor is None else self.floor - slack)
             if slack:
                 knobs.append(repair_knob(2))
@@ -263,7 +266,8 @@ class Plan:
         config = self.bench.config
         blocks = [name for module in self.partition for name, _ in module.blocks]
         options = DistilOptions(steps=config.repair_steps, seed=config.seed)
-        return Distil(
+        repair = Adapters if "adapters" in self.allowed else Distil
+        return repair(
             self.network, self.splits.training, blocks, options, self.bench.rundir.path / "repaired", self.progress
         )
 

@@ -28,7 +28,7 @@ from apportion.tasks.batches import Batch, Examples
 PREFIX = "repair"
 RATE, RATE_WITH_BATCH_NORMS = 3e-4, 3e-3
 _TEMPERATURE = 0.05  # of likeness between examples of a batch
-_MANY_ZEROS = 0.2
+MANY_ZEROS = 0.2
 _SOFTNESS = 2.0  # of classes and tokens
 
 
@@ -56,6 +56,8 @@ class Distil:
     The result depends on the network, the options and the examples alone, and is kept in ``folder`` by their digest, so
     that a resumed run trains nothing twice.
     """
+
+    kind, rate, keeps_zeros = "", RATE, True
 
     def __init__(
         self,
@@ -93,11 +95,9 @@ class Distil:
             norm.train()
         student = model.replace(module=module)
         generator = torch.Generator().manual_seed(self.options.seed)
-        trained = [p for p in module.parameters() if p.is_floating_point()]
-        for parameter in trained:
-            parameter.requires_grad_(True)
-        sparse = [(p, p != 0) for p in trained if p.dim() > 1 and (p == 0).float().mean() > _MANY_ZEROS]
-        rate = self.options.learning_rate or (RATE_WITH_BATCH_NORMS if norms else RATE)
+        trained = self._open(module)
+        sparse = [(p, p != 0) for p in trained if self.keeps_zeros and p.dim() > 1 and zeros(p) > MANY_ZEROS]
+        rate = self.options.learning_rate or (RATE_WITH_BATCH_NORMS if norms else self.rate)
         optimiser = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0, eps=1e-6)
         steps = self.options.steps
         for step in range(steps):
@@ -118,7 +118,18 @@ class Distil:
         module.eval()
         for parameter in trained:
             parameter.requires_grad_(False)
+        self._close(module)
         return student
+
+    def _open(self, module: nn.Module) -> list[nn.Parameter]:
+        """What is trained: every weight."""
+        trained = [p for p in module.parameters() if p.is_floating_point()]
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        return trained
+
+    def _close(self, module: nn.Module) -> None:
+        """Puts the module back into its own shape; whole weights need nothing."""
 
     def _loss(self, student: Network, batch: Batch) -> Tensor:
         with torch.no_grad(), _hidden(self.teacher.module, self.blocks) as wanted:
@@ -137,10 +148,20 @@ class Distil:
         if self.folder is None:
             return None
         total = hashlib.sha256(json.dumps(asdict(self.options), sort_keys=True).encode())
+        total.update((self.kind + json.dumps(list(model.edits.tokens.items()))).encode() if self._told(model) else b"")
         for name, tensor in _tensors(model.module):
             total.update(f"{name}{tuple(tensor.shape)}".encode())
             total.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
         return self.folder / f"{total.hexdigest()[:32]}.safetensors"
+
+    def _told(self, model: Network) -> bool:
+        """Whether the weights and options alone don't say what is trained."""
+        return bool(self.kind or model.edits.tokens)
+
+
+def zeros(weight: Tensor) -> float:
+    """The share of zeros."""
+    return (weight == 0).float().mean().item()
 
 
 def answer_loss(answer: Tensor, target: Tensor, readout: str, mask: Tensor | None = None) -> Tensor:

@@ -43,8 +43,6 @@ class FitConfig:
     def __post_init__(self) -> None:
         if self.policy.partition(":")[0] not in POLICIES:
             raise ApportionError(f"unknown policy {self.policy!r}; possible are {', '.join(POLICIES)}")
-        if self.policy == "learned":
-            raise ApportionError("the learned policy needs what recipes/train_policy.py wrote; give it as learned:FILE")
         unknown = sorted(set(self.rules.split(",")) - set(RULES))
         if unknown:
             raise ApportionError(f"unknown rule {unknown[0]!r}; possible are {', '.join(RULES)}")
@@ -63,7 +61,7 @@ class FitConfig:
 
 POLICIES = ("greedy", "scheduled", "priced", "exact", "backtracking", "learned")
 IMPORTANCES = ("taylor", "magnitude", "fisher", "activation", "hessian")
-RULES = ("prune", "quantise", "lowrank", "sparse", "tokens", "depth", "repair")
+RULES = ("prune", "quantise", "lowrank", "sparse", "tokens", "depth", "repair", "adapters")
 
 
 class Rung(Folder):

@@ -104,6 +104,7 @@ def test_verify_measures_again_and_refuses_another_network(told, run, tmp_path):
         (("mobile-cnn", "--sigma", "-1"), "above 0"),
         (("mobile-cnn", "--align", "0"), "at least 1"),
         (("mobile-cnn", "--image-size", "0"), "at least 4"),
+        (("small-encoder", "--image-size", "7"), "no architecture for images of 7 pixels"),
     ],
 )
 def test_mistakes_are_one_line(told, args, part, tmp_path):

@@ -18,7 +18,7 @@ SPACE is mobile-cnn or small-encoder. The band is around the template's own cost
 
 Example: apportion search mobile-cnn --target torch-cpu-1t --tolerance 5% --confidence 95% -o runs/search
 
-Example: apportion search mobile-cnn --anchor 60% --anchor 100% --anchor 150% -o runs/front
+Example: apportion search mobile-cnn --anchor 100% --anchor 150% --anchor 200% -o runs/front
 """
 
 

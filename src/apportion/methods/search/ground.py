@@ -74,13 +74,21 @@ def block_space(config: SearchRunConfig, targets: list[Target]) -> BlockSpace:
             "mobile-cnn or small-encoder"
         )
     int8 = all(target.precision == "int8" for target in targets)
-    return replace(
+    made = replace(
         space,
         align=config.align or (INT8_ALIGN if any(target.precision == "int8" for target in targets) else FP32_ALIGN),
         precisions=("int8", "fp32") if int8 else ("fp32",),
         image_size=config.image_size or space.image_size,
         num_classes=len(load_domain(config.data).classes),
     )
+    try:
+        made.random(random.Random(0))
+    except SpaceError:
+        raise SpaceError(
+            f"{config.space} has no architecture for images of {made.image_size} pixels a side; its usual size is "
+            f"{space.image_size}, choose another --image-size"
+        ) from None
+    return made
 
 
 def training_proxy(config: SearchRunConfig, space: BlockSpace) -> TrainingProxy:

@@ -47,6 +47,7 @@ def command(
     from apportion.cli.show import Bars, print_result
     from apportion.methods.compress.fit import fit
     from apportion.methods.compress.rundir import FitConfig
+    from apportion.report.fit import write_fit
 
     config = FitConfig(
         model=model,
@@ -67,6 +68,8 @@ def command(
         tokens=tokens,
     )
     result = fit(config, out, Bars(quiet=as_json))
+    if "prices" in result:  # runs from before there were prices have none
+        write_fit(result["prices"], f"{model}: {budget}", out / "prices.html")
     print_result(result, as_json=as_json)
     if result["met"]:
         return Exit.MET

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -33,6 +35,11 @@ def test_every_policy_meets_a_budget(tmp_path, images, policy):
     result = run(tmp_path, images, "params<=50%", policy=policy)
     assert result["met"]
     assert result["final"]["params"]["value"] <= 0.5 * result["baseline"]["params"]["value"]
+    prices = result["prices"]
+    assert set(prices["parts"]) <= set(result["setting"])
+    assert [step["knob"] for step in prices["steps"]]
+    assert math.isclose(prices["lost"], sum(step["loss"] for step in prices["steps"]))
+    assert prices["bound"]["upper"] >= prices["predicted_loss"]
 
 
 @pytest.mark.parametrize("importance", IMPORTANCES)

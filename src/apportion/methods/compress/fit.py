@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from apportion.core.budget import Budget
 from apportion.core.certificate import Certificate
 from apportion.core.folder import whole_folder
-from apportion.core.ledger import Ledger
+from apportion.core.ledger import Ledger, Row
 from apportion.core.loop import Result
 from apportion.core.meter import Reading
 from apportion.core.progress import Progress, Silent
@@ -23,6 +24,8 @@ from apportion.device.target import machine
 from apportion.methods.compress.bench import Bench, budget_target, model_digest, model_files
 from apportion.methods.compress.importance import order_by_importance
 from apportion.methods.compress.plan import CONFIDENCE, Plan, Z
+from apportion.methods.compress.policies import LIKENESS
+from apportion.methods.compress.prices import tell_prices
 from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.methods.compress.rundir import FitConfig, RunDir, Rung
 from apportion.models.load import load
@@ -82,7 +85,7 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
             rung.path.mkdir(parents=True, exist_ok=True)
             with Ledger(rung.ledger, run=f"{run}/{place}") as ledger:
                 result = plan.run(start, setting, budget, rung, ledger, name)
-            told = _report(plan, rung, wanted, budget, result)
+                told = _report(plan, rung, wanted, budget, result, tuple(ledger))
             rung.write("result.json", told)
             start = result.model
         else:
@@ -109,6 +112,13 @@ def _reload(original: Network, rung: Rung) -> Network:
     return original.replace(module=saved.module, edits=saved.edits, calibration=saved.calibration, int8=saved.int8)
 
 
+def _prices(plan: Plan, budget: Budget, rows: Sequence[Row]) -> dict[str, Any]:
+    """Prices in the unit of the first limit, by the reading that moves are weighed by."""
+    limit = budget.limits[0]
+    quality = LIKENESS if LIKENESS in plan.selection.meters() else "quality"
+    return tell_prices(rows, limit.key, quality, limit.unit)
+
+
 def _keep_artefact(plan: Plan, rung: Rung) -> dict[str, str]:
     """Keeps the files that the runtime opened beside the model; their digests are what the certificate is about."""
     if not needs_build(plan.bench.target):
@@ -121,7 +131,9 @@ def _keep_artefact(plan: Plan, rung: Rung) -> dict[str, str]:
     return {path.name: file_digest(path) for path in model_files(rung.artefact)}
 
 
-def _report(plan: Plan, rung: Rung, asked: Budget, budget: Budget, result: Result[Network]) -> dict[str, Any]:
+def _report(
+    plan: Plan, rung: Rung, asked: Budget, budget: Budget, result: Result[Network], rows: Sequence[Row]
+) -> dict[str, Any]:
     save(result.model, rung.model)
     with plan.progress.stage("judge on held-out examples"):
         before = plan.report.read(plan.network)
@@ -144,6 +156,7 @@ def _report(plan: Plan, rung: Rung, asked: Budget, budget: Budget, result: Resul
         "met": result.met,
         "precision": result.model.precision,
         "int8": plan.told_int8(result.model),
+        "prices": _prices(plan, budget, rows),
         "setting": {name: value for name, value in result.setting.items() if name != REPAIR},
     }
     if result.met:

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from apportion.models.load import load
+from apportion.tasks.texts import demo_texts
 
 CNN = "tests.factories:small_cnn"
 KEYS = {"budget", "baseline", "final", "quality_before", "quality_after", "met", "run"}
@@ -112,7 +113,9 @@ def test_a_run_leaves_a_ladder_to_retarget_and_serve(apportion, tmp_path, images
 @pytest.mark.slow
 @pytest.mark.usefixtures("minilm_installed")
 def test_a_pretrained_model_is_fitted_to_a_latency_measured_in_fresh_processes(apportion, tmp_path):
-    result = apportion.json("fit", "minilm", "--budget", "latency<=70%", "--rungs", 1, "-o", "run", "--seed", 1)
+    (tmp_path / "texts.txt").write_text("\n".join(demo_texts()[:80]))  # few, so that every move is judged quickly
+    asked = ("--budget", "latency<=70%", "--rungs", 1, "--data", "texts.txt", "--seed", 1)
+    result = apportion.json("fit", "minilm", *asked, "-o", "run")
     assert set(result) >= KEYS
     assert result["outcome"] in ("met", "budget violation")  # the second only on a machine too busy to tell
     certificate = tmp_path / "run" / "certificate.json"

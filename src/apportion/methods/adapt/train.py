@@ -132,7 +132,7 @@ class Trainer:
         """One step of descent and ascent; returns what is logged."""
         config = self.config
         if number == self.num_look > 0:
-            self.family.policy.begin(self.best_start())
+            self.family.policy.begin(self.best_start(num_episodes=max(4, min(16, config.steps // 25))))
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + number)
         for group in self.optimiser.param_groups:
             group["lr"] = group["base"] * schedule(number, config)
@@ -223,7 +223,7 @@ class Trainer:
         return torch.lerp(self.starts_TKL[:, low], self.starts_TKL[:, low + 1], place - low)
 
     @torch.no_grad()
-    def best_start(self, num_episodes: int = 16) -> Tensor:
+    def best_start(self, num_episodes: int) -> Tensor:
         """The nested path through the starts with the least loss on training episodes that come after the last step.
 
         A start is judged at the sizes that keep its budget on the first device, as they would run.

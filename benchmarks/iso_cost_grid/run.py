@@ -1,10 +1,11 @@
 """Which widths does a search pick for int8 when costs are counted, and what do they cost on the target?
 
-    .venv/bin/python benchmarks/iso_cost_grid/run.py [--quick]
+    .venv/bin/python benchmarks/iso_cost_grid/run.py [--quick] [--seeds 2]
 
 The grid of an int8 target is audited on widths that include 65-like ones. Then the same search with the same trainings
 runs three times: at equal measured latency on the grid found, and at equal parameters and at equal FLOPs, which know no
-grid. What each picks is measured beside the anchor, as picked and with every width rounded up to the grid.
+grid. What each picks is measured beside the anchor, as picked and with every width rounded up to the grid. Rows are
+saved one by one (``results/full``), so a stopped run goes on; delete one to measure it again.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import argparse
 import json
 import statistics
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from apportion.core.knob import Setting
 from apportion.core.meter import Reading
-from apportion.cost.grid import GridAudit
 from apportion.device.probe import working_target
 from apportion.device.store import Store
 from apportion.device.target import Target
@@ -38,26 +39,27 @@ from apportion.testing.summary import Summary
 HERE = Path(__file__).parent
 TARGETS = ("ort-int8-cpu-1t", "openvino-int8-cpu-1t")
 WIDTHS = (48, 49, 52, 56, 60, 63, 64, 65, 68, 72, 76, 79, 80, 81, 88, 95, 96)
-TAU, SIGMA = 0.05, 4.0
+TAU, SIGMA, EVALUATIONS = 0.05, 4.0, 16
 OURS, PARAMS, FLOPS = "measured latency", "parameters", "FLOPs"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one target, one seed")
+    parser.add_argument("--seeds", type=int, default=2)
     args = parser.parse_args()
     summary = Summary(HERE)
-    targets, seeds = (TARGETS[:1], 1) if args.quick else (TARGETS, 3)
+    kind, targets, seeds = ("quick", TARGETS[:1], 1) if args.quick else ("full", TARGETS, args.seeds)
     rows: list[dict[str, Any]] = []
     audits: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in targets:
             target = working_target(name)
-            audit = fine_audit(target, Path(scratch))
-            audits[name] = audit.to_json()
-            print(f"{name}\n{audit.table()}\n", flush=True)
+            audits[name] = saved(kind, f"{name}-grid", lambda target=target: fine_audit(target, Path(scratch)))
+            print(f"\n{name}\n{audits[name]['table']}", flush=True)
             for seed in range(seeds):
-                rows += one_seed(target, seed, 12 if args.quick else 24, Path(scratch))
+                made = saved(kind, f"{name}-{seed}", lambda t=target, s=seed: {"rows": one_seed(t, s, Path(scratch))})
+                rows += made["rows"]
     show(rows)
     figures = figures_of(rows)
     print(json.dumps(figures, indent=1))
@@ -66,30 +68,41 @@ def main() -> None:
     )
 
 
-def config_of(name: str, seed: int, evaluations: int) -> SearchRunConfig:
+def saved(kind: str, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A row from its file, made first where there is none."""
+    path = HERE / "results" / kind / f"{name}.json"
+    if not path.is_file():
+        row = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(row, indent=1) + "\n")
+    return json.loads(path.read_text())
+
+
+def config_of(name: str, seed: int) -> SearchRunConfig:
     return SearchRunConfig(
         space="mobile-cnn",
         targets=(name,),
         tolerance=TAU,
         sigma=SIGMA,
         epsilon=4.0,
-        max_evaluations=evaluations,
+        max_evaluations=EVALUATIONS,
         steps=40,
         final_steps=60,
-        calibration=12,
+        calibration=10,
         seed=seed,
     )
 
 
-def fine_audit(target: Target, scratch: Path) -> GridAudit:
+def fine_audit(target: Target, scratch: Path) -> dict[str, Any]:
     """The grid audit on widths of which some are one off a multiple of 16."""
-    space = block_space(config_of(target.name, 0, 1), [target])
-    return audit_widths(space, target, Store(scratch / f"{target.name}.sqlite"), WIDTHS)
+    space = block_space(config_of(target.name, 0), [target])
+    audit = audit_widths(space, target, Store(scratch / f"{target.name}.sqlite"), WIDTHS)
+    return {**audit.to_json(), "table": audit.table()}
 
 
-def one_seed(target: Target, seed: int, evaluations: int, scratch: Path) -> list[dict[str, Any]]:
+def one_seed(target: Target, seed: int, scratch: Path) -> list[dict[str, Any]]:
     """One search by each way of counting, and what its result measures beside the template."""
-    config = config_of(target.name, seed, evaluations)
+    config = config_of(target.name, seed)
     ours = search(config, scratch / f"{target.name}-{seed}")
     grid = int(ours["align"])
     found = {OURS: Setting(ours["arch"])}
@@ -120,7 +133,6 @@ def one_seed(target: Target, seed: int, evaluations: int, scratch: Path) -> list
                 "rounded_up_ratio": measured[rounded[unit]][key].value / measured[arch][key].value,
             }
         )
-        print(json.dumps(rows[-1]), flush=True)
     return rows
 
 

@@ -24,7 +24,7 @@ from apportion.methods.search.band import Costs
 from apportion.methods.search.spaces.blocks import BlockSpace
 
 _ANCHOR = "anchor"
-_AT_ONCE = 10
+_AT_ONCE = 20  # starting a process takes longer than measuring a few candidates
 AUDITED = (16, 20, 24, 28, 32, 40, 48, 56, 64)
 
 

@@ -49,6 +49,17 @@ def small_cnn():
     return model, torch.zeros(1, 3, 16, 16)
 
 
+def small_regressor():
+    """The same network with one output."""
+    model, image = small_cnn()
+    head = nn.Linear(32, 1)
+    with torch.no_grad():
+        head.weight.copy_(model.head.weight[:1])
+        head.bias.zero_()
+    model.head = head
+    return model, image
+
+
 class _Misbehaving(nn.Module):
     def __init__(self, act) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ def command(
         str, typer.Option(help="greedy, scheduled, priced, exact, backtracking, learned or learned:FILE.")
     ] = "greedy",
     importance: Annotated[str, typer.Option(help="taylor, magnitude, fisher, activation or hessian.")] = "taylor",
-    quality: Annotated[str, typer.Option(help="agreement, accuracy, likelihood, or auto by the data.")] = "auto",
+    quality: Annotated[str, typer.Option(help="agreement, accuracy, likelihood, r2, or auto by the data.")] = "auto",
     quality_floor: Annotated[str | None, typer.Option(help="Share of the original's quality to keep: 98%.")] = None,
     rules: Annotated[
         str, typer.Option(help="Among prune, quantise, lowrank, sparse, tokens, depth, repair or adapters.")
@@ -58,7 +58,7 @@ def command(
         profile=profile,
         policy=policy,
         importance=importance,
-        quality=quality,  # type: ignore[arg-type]
+        quality=quality,
         quality_floor=parse_share(quality_floor),
         rules=rules,
         rungs=rungs,

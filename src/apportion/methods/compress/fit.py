@@ -23,6 +23,7 @@ from apportion.device.runtimes.inputs import INPUTS
 from apportion.device.target import machine
 from apportion.methods.compress.bench import Bench, budget_target, model_digest, model_files
 from apportion.methods.compress.importance import order_by_importance
+from apportion.methods.compress.judge import load_examples
 from apportion.methods.compress.plan import CONFIDENCE, Plan, Z
 from apportion.methods.compress.policies import LIKENESS
 from apportion.methods.compress.prices import tell_prices
@@ -33,7 +34,6 @@ from apportion.models.network import Network
 from apportion.models.partition import Partition
 from apportion.models.safefile import file_digest, folder_digest
 from apportion.models.save import save
-from apportion.tasks.batches import load_splits
 
 
 def fit(config: FitConfig, folder: Path, progress: Progress | None = None) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def fit(config: FitConfig, folder: Path, progress: Progress | None = None) -> di
     torch.manual_seed(config.seed)
     with progress.stage("load"):
         network = load(config.model, batch=config.batch, tokens=config.tokens, seed=config.seed, factory=config.factory)
-        splits = load_splits(network, config.data, seed=config.seed)
+        splits = load_examples(network, config.data, config.quality, seed=config.seed)
         rundir = RunDir(folder)
         run = rundir.start(config, model_digest(network))
     finished = rundir.result()

@@ -15,7 +15,9 @@ from apportion.methods.compress.quantise import AsRun
 from apportion.methods.compress.repair import answer_loss
 from apportion.models.network import Network, read_out
 from apportion.models.quantise import simulate
-from apportion.tasks.batches import Examples
+from apportion.tasks.batches import Examples, Splits, load_splits
+from apportion.tasks.quality import quality_meter
+from apportion.tasks.regression import R2, is_regressor, with_numbers, without_targets
 
 
 @runtime_checkable
@@ -23,6 +25,21 @@ class Scores(Protocol):
     """A quality meter that can also score answers computed elsewhere, in the order of its examples."""
 
     def score(self, answer_ND: Tensor, readout: str) -> Reading: ...
+
+
+def load_examples(network: Network, data: str | None, kind: str, *, seed: int) -> Splits:
+    """The splits of the user's data: with numbers as targets where R² is read, else with classes if there are any."""
+    splits = load_splits(network, data, seed=seed)
+    if kind == "r2" or (kind == "auto" and is_regressor(network, splits.report)):
+        return with_numbers(splits, data)
+    return without_targets(splits) if kind == "agreement" else splits
+
+
+def meter_of(original: Network, splits: Splits, examples: Examples, kind: str) -> Meter[Network]:
+    """The quality meter of a kind; networks that answer with one number are read by R² where no class is asked for."""
+    if kind == "r2" or (kind in ("auto", "agreement") and is_regressor(original, examples)):
+        return R2(original, splits.training, examples)
+    return quality_meter(original, splits.training, examples, kind)  # type: ignore[arg-type]
 
 
 class Judge:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from apportion.device.measure import Session
 from apportion.errors import BudgetError, InfeasibleError
 from apportion.methods.compress.adapters import Adapters, require_peft
 from apportion.methods.compress.bench import Bench, latency_limit, read_artefact, static_meters
-from apportion.methods.compress.judge import Judge
+from apportion.methods.compress.judge import Judge, meter_of
 from apportion.methods.compress.lowrank import PREFIX as LOWRANK
 from apportion.methods.compress.lowrank import LowRank, lowrank_knobs
 from apportion.methods.compress.policies import LIKENESS, policy_named
@@ -42,7 +43,8 @@ from apportion.models.partition import Partition
 from apportion.models.save import save
 from apportion.numerics.stats import normal_quantile
 from apportion.tasks.batches import Splits
-from apportion.tasks.quality import Accuracy, quality_meter
+from apportion.tasks.quality import Accuracy
+from apportion.tasks.regression import R2
 
 CONFIDENCE = 0.95
 Z = normal_quantile(CONFIDENCE)
@@ -76,11 +78,11 @@ class Plan:
             bench.target = bench.target.with_isa(twin.isa)  # one instruction set for both
         self.splits = splits
         with progress.stage("read the original's answers"):
-            self.report = quality_meter(network, splits.training, splits.report, config.quality)
-            if isinstance(self.report, Accuracy):
+            self.report = meter_of(network, splits, splits.report, config.quality)
+            if isinstance(self.report, Accuracy | R2):
                 meter: Meter[Network] = self.report.over(splits.selection)
             else:
-                meter = quality_meter(network, splits.training, splits.selection, config.quality)
+                meter = meter_of(network, splits, splits.selection, config.quality)
             self.selection = Judge(network, meter, splits.selection)
             self.floor = self._floor(config.quality_floor)
         self.recipe: Tried | None = None
@@ -156,7 +158,12 @@ class Plan:
 
     def _floor(self, share: float | None) -> float | None:
         """The quality floor on the examples chosen with: a share of what the original reads there."""
-        return None if share is None else share * self.selection.quality(self.network).value
+        if share is None:
+            return None
+        quality = self.selection.quality(self.network).value
+        if quality <= 0:
+            raise BudgetError(f"the original's {self.quality_name} is {quality:.2g}, of which no share is a floor")
+        return share * quality
 
     def rung_budgets(self) -> list[tuple[Budget, Budget]]:
         """What the rungs are asked for, as written and in absolute limits: evenly spaced ratios down to the budget."""
@@ -193,7 +200,7 @@ class Plan:
                 return measured
 
             knobs = self._knobs_from(setting)
-            slack = 1.0 if self.allowed & {"repair", "adapters"} and config.repair_steps else 0.0
+            slack = math.inf if self.allowed & {"repair", "adapters"} and config.repair_steps else 0.0
             policy = policy_named(config.policy, None if self.floor is None else self.floor - slack)
             if slack:
                 knobs.append(repair_knob(2))

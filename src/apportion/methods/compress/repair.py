@@ -168,13 +168,16 @@ def answer_loss(answer: Tensor, target: Tensor, readout: str, mask: Tensor | Non
     r"""How far the student's answers are from the teacher's (eq. R1, R2).
 
     Embeddings: one minus the cosine, plus the divergence between the likeness of examples in the batch under teacher
-    and student. Classes and tokens: the divergence of softened distributions.
+    and student. Classes and tokens: the divergence of softened distributions. A single number: the squared error over
+    the teacher's variance in the batch.
     """
     if readout == "embedding":
         cosine = (1 - (answer * target).sum(-1)).mean()
         itself = torch.eye(len(target), dtype=torch.bool)
         like, wanted = ((x @ x.T / _TEMPERATURE).masked_fill(itself, -1e9).log_softmax(-1) for x in (answer, target))
         return cosine + nn.functional.kl_div(like, wanted, log_target=True, reduction="batchmean")
+    if readout == "logits" and target.shape[-1] == 1:
+        return (answer - target).square().mean() / target.var(correction=0).clamp_min(1e-6)
     soft, wanted = ((x / _SOFTNESS).log_softmax(-1) for x in (answer, target))
     divergence = nn.functional.kl_div(soft, wanted, log_target=True, reduction="none").sum(-1)
     if readout == "token-logits" and mask is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from apportion.core.folder import Folder, RunFolder
 from apportion.errors import ApportionError
-from apportion.tasks.quality import KINDS, Kind
+from apportion.tasks.quality import KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class FitConfig:
     target: str | None = None
     policy: str = "greedy"
     importance: str = "taylor"
-    quality: Kind = "auto"
+    quality: str = "auto"
     quality_floor: float | None = None
     profile: str | None = None
     rules: str = "prune,quantise,repair"
@@ -50,8 +50,8 @@ class FitConfig:
             raise ApportionError(f"unknown importance {self.importance!r}; possible are {', '.join(IMPORTANCES)}")
         if self.quality_floor is not None and not 0 <= self.quality_floor <= 1:
             raise ApportionError(f"quality floor {self.quality_floor:g} is outside 0 to 1; give it as a share of 1")
-        if self.quality not in KINDS:
-            raise ApportionError(f"unknown quality {self.quality!r}; possible are {', '.join(KINDS)}")
+        if self.quality not in QUALITIES:
+            raise ApportionError(f"unknown quality {self.quality!r}; possible are {', '.join(QUALITIES)}")
         if self.repair_steps < 0:
             raise ApportionError(f"repair_steps must be at least 0, got {self.repair_steps}")
         for name in ("batch", "tokens", "num_steps", "max_steps", "processes", "rungs"):
@@ -59,6 +59,7 @@ class FitConfig:
                 raise ApportionError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
+QUALITIES = (*KINDS, "r2")
 POLICIES = ("greedy", "scheduled", "priced", "exact", "backtracking", "learned")
 IMPORTANCES = ("taylor", "magnitude", "fisher", "activation", "hessian")
 RULES = ("prune", "quantise", "lowrank", "sparse", "tokens", "depth", "repair", "adapters")

@@ -11,11 +11,10 @@ from apportion.core.progress import Progress, Silent
 from apportion.device.probe import working_target
 from apportion.errors import ApportionError
 from apportion.methods.compress.bench import Bench, latency_limit, model_digest, model_files, read_artefact
+from apportion.methods.compress.judge import load_examples, meter_of
 from apportion.methods.compress.rundir import FitConfig, RunDir, identity
 from apportion.models.load import is_factory, load
 from apportion.models.safefile import file_digest, folder_digest
-from apportion.tasks.batches import load_splits
-from apportion.tasks.quality import quality_meter
 
 
 def confirm_factory(config: FitConfig, model: str | None) -> None:
@@ -58,7 +57,7 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
         original = load(
             config.model, batch=config.batch, tokens=config.tokens, seed=config.seed, factory=config.factory
         )
-        splits = load_splits(original, config.data, seed=config.seed)
+        splits = load_examples(original, config.data, config.quality, seed=config.seed)
         network = load(
             str(rundir.model),
             batch=config.batch,
@@ -77,7 +76,7 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
     opened = artefact or bench.artefact(network, rundir.model)
     measured = read_artefact(network, rundir.model, latency, certificate.baseline, session, opened)
     with progress.stage("judge on held-out examples"):
-        quality = quality_meter(original, splits.training, splits.report, config.quality)
+        quality = meter_of(original, splits, splits.report, config.quality)
         before = quality.read(original)
         after = bench.read_quality(quality, splits.report, network, rundir.model, artefact)
     return {

@@ -42,7 +42,7 @@ def command(
     epsilon: Annotated[float, typer.Option(help="Difference in accuracy, in points, that matters.")] = 2.0,
     sigma: Annotated[float | None, typer.Option(help="Noise of one evaluation, in points; default: estimated.")] = None,
     rule: Annotated[str, typer.Option(help="lucb, elimination or uniform.")] = "lucb",
-    evaluations: Annotated[int, typer.Option(help="Short trainings at most, at every anchor.")] = 100,
+    evaluations: Annotated[int, typer.Option(help="Short trainings at most, at every anchor.")] = 50,
     steps: Annotated[int, typer.Option(help="Steps of one short training.")] = 100,
     final_steps: Annotated[int, typer.Option(help="Steps of the result's training.")] = 400,
     data: Annotated[str, typer.Option(help="Images: a domain of apportion tasks list, or a folder.")] = "digits",

@@ -43,7 +43,7 @@ class SearchRunConfig:
     sigma: float | None = None
     pilot: int = 6
     rule: str = "lucb"
-    max_evaluations: int = 100
+    max_evaluations: int = 50
     steps: int = 100
     final_steps: int = 400
     image_size: int | None = None

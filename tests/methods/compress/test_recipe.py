@@ -28,6 +28,10 @@ def test_the_quickest_recipe_whose_quality_stands_is_taken():
     assert quickest([slow, quick]) is quick
     wrong = tried("graph", 0.3, 0.90 - 2 * STANDS)
     assert quickest([slow, quick, wrong]) is quick
+    exact_but_slow = tried("layers", 1.3, 0.95)
+    assert quickest([slow, quick, exact_but_slow]) is quick  # what is of no use sets no standard
+    doubtful = Tried(slow.int8, slow.ratio, Reading(value=0.93, unit="ratio", stderr=0.05))
+    assert quickest([doubtful, quick]) is quick  # too few examples to tell them apart
     assert quickest([]) is None
     idle = tried("graph", 1.02, 0.90)
     assert quickest([idle]) is None

@@ -50,16 +50,20 @@ class Tried:
 
 
 def quickest(tried: Sequence[Tried], *, saves_time: bool = True) -> Tried | None:
-    """The quickest of the recipes that read at most ``STANDS`` less than the best one; None where none is of use.
+    """The quickest of the recipes of use whose quality stands; None where none is of use.
+
+    It stands if it reads less than the best of them by no more than ``STANDS`` or a standard error, of which few
+    examples leave more.
 
     Args:
-        saves_time: only recipes that are quicker than fp32 are; else they may be wanted for their size.
+        saves_time: only recipes that are quicker than fp32 are of use; else they may be wanted for their size.
     """
-    best = max((one.quality.value for one in tried), default=0.0)
-    standing = [one for one in tried if one.quality.value >= best - STANDS]
-    if saves_time:
-        standing = [one for one in standing if one.ratio.upper(Z) < 1]
-    return min(standing, key=lambda one: one.ratio.value, default=None)
+    of_use = [one for one in tried if one.ratio.upper(Z) < 1] if saves_time else list(tried)
+    if not of_use:
+        return None
+    best = max((one.quality for one in of_use), key=lambda quality: quality.value)
+    least = best.value - max(STANDS, best.stderr)
+    return min((one for one in of_use if one.quality.value >= least), key=lambda one: one.ratio.value)
 
 
 def try_recipes(

@@ -50,9 +50,10 @@ class Cells:
                 latency[name, target, rho] = np.array([ratios[i] for i in row["chosen"][:count]])
         return cls(accuracy, latency, targets, budgets, sides)
 
-    def all(self, name: str, rho: float, side: str) -> Array:
-        """All episodes of a budget and side; every one was judged for one target."""
-        return np.concatenate([self.accuracy[name, target, rho, side] for target in self.targets])
+    def all(self, name: str, rho: float, side: str, count: int | None = None) -> Array:
+        """All episodes of a budget and side, or the first so many; every one was judged for one target, in turn."""
+        each = None if count is None else count // len(self.targets)
+        return np.concatenate([self.accuracy[name, target, rho, side][:each] for target in self.targets])
 
     def ahead(self, name: str, other: str, rho: float, *sides: str) -> tuple[float, float]:
         """How far a method is ahead of another on the same episodes, mean of sides, and half the 95 % interval."""
@@ -151,13 +152,14 @@ def variant_table(cells: Cells, names: list[str]) -> None:
 def int8_table(cells: Cells, int8: Mapping[str, dict]) -> None:
     if not int8:
         return
-    print("\nthe whole frozen network in int8, and ours at a budget of the same latency, %\n")
+    count = len(next(iter(int8.values()))["id"])
+    print(f"\nthe whole frozen network in int8, and ours at a budget of its latency, first {count} episodes, %\n")
     print("| target | latency | " + " | ".join(f"int8 {side} | ours {side}" for side in ("id", "ood")) + " |")
     print("|---" * 6 + "|")
     for target, row in int8.items():
         shown = []
         for side in ("id", "ood"):
-            ours = [cells.all(OURS, rho, side).mean() for rho in cells.budgets]
+            ours = [cells.all(OURS, rho, side, len(row[side])).mean() for rho in cells.budgets]
             at = np.interp(np.log(row["ratio"]), np.log(cells.budgets), ours)
             shown.append(f"{100 * np.mean(row[side]):.1f} | {100 * at:.1f}")
         print(f"| {target} | {row['ratio']:.2f} | " + " | ".join(shown) + " |")

@@ -58,10 +58,11 @@ def support(trained):
 @pytest.mark.slow
 def test_a_support_set_and_a_budget_become_a_measured_model(trained, support):
     out = trained / "task"
-    result = specialise(trained / "run", str(support), "60%", out, verify=True)
+    result = specialise(trained / "run", str(support), "60%", out, verify=True, refine=True)
     assert result["classes"] == ["0", "1", "4", "7"]
     assert result["upper_ms"] <= 0.6 * result["whole_ms"]
-    assert set(result["adaptation"]) >= {"encode", "solve", "refine", "slice", "total"}
+    assert set(result["adaptation"]) >= {"read", "encode", "solve", "refine", "slice", "total"}
+    assert result["adaptation"]["passes"] == len(result["mixture"]) + 4
     certificate = json.loads((out / "certificate.json").read_text())
     assert certificate["met"] == result["met"]
     made = Specialised(out)
@@ -130,6 +131,7 @@ def test_what_can_not_be_is_told_in_one_line(told, trained, support, budget, tar
         (("adapt", "vit-64", "--tasks", "digits", "--targets", "a", "--allocation", "best", "-o", "x"), "possible are"),
         (("specialize", "no-run", "--support", "digits", "--budget", "5ms", "-o", "x"), "no-run"),
         (("specialize", "no-run", "--support", "digits", "--budget", "5 mms", "-o", "x"), "5 mms"),
+        (("specialize", "no-run", "--support", "digits", "--budget", "5ms", "--risk", "-1", "-o", "x"), "risk -1"),
     ],
 )
 def test_mistakes_are_told_in_one_line(told, args, says):

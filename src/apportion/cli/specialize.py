@@ -24,7 +24,8 @@ def command(
     target: Annotated[str | None, typer.Option(help="Where it will run; one that was trained for.")] = None,
     profile: Annotated[Path | None, typer.Option(help="Of another target (apportion calibrate).")] = None,
     verify: Annotated[bool, typer.Option(help="Measure, and step down while the budget is missed.")] = True,
-    risk: Annotated[float, typer.Option(help="Weight of the variance of the examples' losses.")] = 0.0,
+    refine: Annotated[bool, typer.Option("--refine", help="One step on the mixture by the examples' losses.")] = False,
+    risk: Annotated[float, typer.Option(help="Weight of their variance in that step; above 0 takes it.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     from apportion.core.budget import Budget
@@ -41,6 +42,7 @@ def command(
         target=target,
         profile=profile,
         verify=verify,
+        refine=refine,
         risk=risk,
         progress=Bars(quiet=as_json),
     )
@@ -52,9 +54,7 @@ def command(
         print(f"budget {limit:.3g}ms of {result['whole_ms']:.3g}ms; bound {result['upper_ms']:.3g}ms", end="")
         print(f"; measured {result['measured_ms']:.3g}ms" if "measured_ms" in result else "; not measured")
         took = result["adaptation"]
-        print(
-            f"adapted in {took['total']:.2f}s: encode {took['encode']:.2f}, solve {took['solve']:.2f}, refine "
-            f"{took['refine']:.2f}, slice {took['slice']:.2f}"
-        )
+        parts = ", ".join(f"{part} {took[part]:.2f}" for part in ("read", "encode", "solve", "refine", "slice"))
+        print(f"adapted in {took['total']:.2f}s: {parts}")
         print(f"{'met' if result['met'] else 'NOT met'}: {result['run']}")
     return Exit.MET if result["met"] else Exit.NOT_MET

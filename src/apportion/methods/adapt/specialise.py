@@ -26,7 +26,7 @@ from apportion.device.measure import Candidate, Session, measure
 from apportion.device.measure import Shape as InputShape
 from apportion.device.probe import working_target
 from apportion.device.target import machine
-from apportion.errors import ApportionError, BudgetError
+from apportion.errors import ApportionError, BudgetError, DataError
 from apportion.methods.adapt.adapt import Learned, read_learned
 from apportion.methods.adapt.clock import Clock
 from apportion.methods.adapt.folder import SpecialFolder
@@ -53,6 +53,7 @@ def specialise(
     target: str | None = None,
     profile: Path | None = None,
     verify: bool = True,
+    refine: bool = False,
     risk: float = 0.0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -63,11 +64,14 @@ def specialise(
         budget: one limit on latency, such as ``6ms`` or ``30%``.
         target: one that was trained for; another with ``profile``, a file that calibrate wrote for it.
         verify: measure in fresh processes, and step down while the budget is missed.
-        risk: weight of the variance of the examples' losses when the mixture is chosen.
+        refine: one step on the mixture by the examples' losses, for as many forward passes as experts and two.
+        risk: weight of the variance of the examples' losses in that step; above zero it is taken.
 
     Raises:
         InfeasibleError: the budget is under the floor.
     """
+    if not 0 <= risk < float("inf"):
+        raise DataError(f"risk {risk:g} is not possible; give 0 or more")
     progress = progress or Silent()
     folder = SpecialFolder(out)
     domain = read_support(support)
@@ -79,11 +83,13 @@ def specialise(
     if len(limit) != 1 or limit[0].quantity != "latency" or limit[0].target not in (None, clock.name):
         raise BudgetError(f"budget {budget!r} is not one latency on {clock.name}; write it like 6ms or 30%")
     limit_ms = limit[0].value
-    folder.start({"run": str(run), "support": support, "budget": budget, "target": clock.name, "risk": risk})
+    folder.start(
+        {"run": str(run), "support": support, "budget": budget, "target": clock.name, "risk": risk, "refine": refine}
+    )
     aimed_ms, session, made = limit_ms, None, None
     for _ in range(MAX_CHECKS):
         with progress.stage("adapt to the support set"):
-            made = _make(learned, clock, domain, aimed_ms, risk)
+            made = _make(learned, clock, domain, aimed_ms, refine or risk > 0, risk)
         save_network(made.network, folder.model)
         _write_head(folder, made)
         if not verify:
@@ -154,7 +160,7 @@ class _Made:
     seconds: dict[str, float]
 
 
-def _make(learned: Learned, clock: Clock, domain: Domain, budget_ms: float, risk: float) -> _Made:
+def _make(learned: Learned, clock: Clock, domain: Domain, budget_ms: float, refine: bool, risk: float) -> _Made:
     family, began = learned.family, time.perf_counter()
     rho = min(1.0, budget_ms / clock.whole_ms)
     pool = read_pool(family.network, domain)
@@ -179,7 +185,9 @@ def _make(learned: Learned, clock: Clock, domain: Domain, budget_ms: float, risk
             return left_out_loss(feature_SF, label_S, ways, scale, risk)
 
     begun = time.perf_counter()
-    alpha_M, num_passes = refine_mixture(loss, alpha_M)
+    num_passes = 0
+    if refine:
+        alpha_M, num_passes = refine_mixture(loss, alpha_M)
     refined = time.perf_counter()
     network = family.sliced(alpha_M, solved.sizes)
     sliced = time.perf_counter()
@@ -279,7 +287,7 @@ def verify_specialised(path: Path, progress: Progress | None = None) -> dict[str
     """Measures a specialised model again, beside the whole network; ``met`` says whether it keeps its promise."""
     folder = SpecialFolder(path)
     certificate = folder.certificate()
-    asked = folder.asked({"run", "support", "budget", "target", "risk"})
+    asked = folder.asked({"run", "support", "budget", "target", "risk", "refine"})
     if not folder.model.is_dir() or folder_digest(folder.model) != certificate.artefact:
         raise ApportionError(f"{folder.model} is not the model that was certified; specialise again")
     learned = read_learned(Path(asked["run"]))

@@ -14,6 +14,7 @@ from benchmarks.compress_vs_peers.pictures import test_examples, tools_zip
 from apportion.models.load import load
 from apportion.models.network import Network
 from apportion.tasks.batches import Examples, Splits, load_splits
+from apportion.tasks.domains import load_domain
 from apportion.tasks.domains.intents import rows_of
 from apportion.tasks.quality import Accuracy
 
@@ -50,7 +51,7 @@ class Case:
 
     @cached_property
     def test(self) -> Examples:
-        return _test_texts(self.network) if self.network.takes_text else test_examples(self.network)
+        return _test_texts(self.network, self.data) if self.network.takes_text else test_examples(self.network)
 
     @cached_property
     def meter(self) -> Accuracy:
@@ -77,10 +78,10 @@ def _intents_table(path: Path) -> Path:
     return path
 
 
-def _test_texts(network: Network) -> Examples:
-    """The first ``NUM_TEXTS`` of every second test row, so that all intents are among them."""
+def _test_texts(network: Network, data: str) -> Examples:
+    """The first ``NUM_TEXTS`` of every second test row, so that all intents are among them; numbered as in the data."""
     rows = list(dict.fromkeys((text, label) for split, label, text in rows_of("banking77") if split == "test"))
-    classes = sorted({label for _, label, _ in rows_of("banking77")})
+    classes = load_domain(data).classes
     rows = rows[:: max(1, len(rows) // NUM_TEXTS)][:NUM_TEXTS]
     rows.sort(key=lambda row: len(row[0]))
     tokenizer = transformers.AutoTokenizer.from_pretrained(network.origin.folder, local_files_only=True)

@@ -58,7 +58,7 @@ def main() -> None:
     kind = "quick" if args.quick else "cpu" if args.device == "cpu" else "cuda"
     targets = args.targets.split(",")[:1] if args.quick else args.targets.split(",")
     rows = [
-        saved(kind, name, lambda name=name: one_target(config_of(kind, name, args), NUM_FRESH[kind]))
+        saved(summary, kind, name, lambda name=name: one_target(config_of(kind, name, args), NUM_FRESH[kind]))
         for name in targets
     ]
     show(rows)
@@ -72,7 +72,7 @@ def main() -> None:
     }
     more: dict[str, Any] = {"rows": rows}
     if kind == "cpu":
-        demo = saved(kind, "demo", the_command)
+        demo = saved(summary, kind, "demo", the_command)
         print(
             f"\n{demo['command']}: {demo['search_seconds']:.0f} s with {demo['num_evaluations']} trainings, exit "
             f"{demo['search_exit']}; apportion verify: {demo['verify_seconds']:.0f} s, exit {demo['verify_exit']}\n"
@@ -83,11 +83,11 @@ def main() -> None:
     summary.write(figures, name="summary_cuda" if kind == "cuda" else "summary", quick=args.quick, **more)
 
 
-def saved(kind: str, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A row from its file, made first where there is none."""
+def saved(summary: Summary, kind: str, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A row from its file, made first where there is none; it keeps the commit that it was made at."""
     path = HERE / "results" / kind / f"{name}.json"
     if not path.is_file():
-        row = make()
+        row = make() | {"commit": summary.commit}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(row, indent=1) + "\n")
     return json.loads(path.read_text())

@@ -10,7 +10,6 @@ import time
 import pytest
 
 from apportion.models.load import load
-from apportion.tasks.texts import demo_texts
 
 CNN = "tests.factories:small_cnn"
 KEYS = {"budget", "baseline", "final", "quality_before", "quality_after", "met", "run"}
@@ -108,24 +107,3 @@ def test_a_run_leaves_a_ladder_to_retarget_and_serve(apportion, tmp_path, images
     assert refused.returncode == 3
     assert refused.stderr.count("\n") == 1
     assert "no rung meets" in refused.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("minilm_installed")
-def test_a_pretrained_model_is_fitted_to_a_latency_measured_in_fresh_processes(apportion, tmp_path):
-    (tmp_path / "texts.txt").write_text("\n".join(demo_texts()[:80]))  # few, so that every move is judged quickly
-    asked = ("--budget", "latency<=70%", "--rungs", 1, "--data", "texts.txt", "--seed", 1)
-    result = apportion.json("fit", "minilm", *asked, "-o", "run")
-    assert set(result) >= KEYS
-    assert result["outcome"] in ("met", "budget violation")  # the second only on a machine too busy to tell
-    certificate = tmp_path / "run" / "certificate.json"
-    assert certificate.is_file() == result["met"]
-    if result["met"]:
-        told = json.loads(certificate.read_text())
-        assert told["measured"]["latency"]["value"] <= told["budget"][0]["value"]
-        assert told["conditions"]["processes"] >= 3
-        assert told["confidence"] == 0.95
-        again = apportion.json("verify", "run")
-        assert again["met"] is (again["exit"] == 0)
-        ratio = again["final"]["latency"]["value"] / again["baseline"]["latency"]["value"]
-        assert ratio < 0.8  # the promise is 0.7; a test does not judge the clock of a busy machine closer than that

@@ -127,5 +127,5 @@ def test_a_slice_that_is_the_whole_network_has_nothing_to_learn_from_it(tiny):
     whole_NF = episode_features(trainer.family, pool, episode, gate_G, ones_G).detach()
     half_G = trainer.family.keep(torch.full((len(tiny.partition),), 0.5))
     half_NF = episode_features(trainer.family, pool, episode, gate_G, half_G)
-    assert float(trainer._unlike(episode, whole_NF, whole_NF)) == pytest.approx(0.0, abs=1e-5)
-    assert float(trainer._unlike(episode, half_NF, whole_NF)) > 1e-4
+    assert trainer._unlike(episode, whole_NF, whole_NF).item() == pytest.approx(0.0, abs=1e-5)
+    assert trainer._unlike(episode, half_NF, whole_NF).item() > 1e-4

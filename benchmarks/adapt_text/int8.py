@@ -25,7 +25,7 @@ EPISODES = 60
 CALIBRATION = 32
 
 
-def judge_int8(suite_name: str, methods: dict) -> dict:
+def judge_int8(suite_name: str) -> dict:
     """Accuracy by target and side on the first episodes that the methods were judged on, and the share of latency."""
     suite = read_suite(suite_name, None, 400)
     network, shape = suite.network, InputShape(batch=1, tokens=32)

@@ -43,6 +43,9 @@ def main() -> None:
     until = time.time() + args.wall
     torch.set_num_threads(8)
     suite = read_suite(args.suite, args.model, args.classes, ("id", "ood"))
+    changed = [name for name in args.methods.split(",") if name.partition(":")[2] not in ("", *VARIANTS)]
+    if changed:
+        parser.error(f"{changed[0]} is not known; what can be changed is {', '.join(VARIANTS)}")
     names = [name for name in args.methods.split(",") if (args.out / f"{name.split(':')[0]}.trained.json").is_file()]
     workers = [forks().Process(target=work, args=(args, name, suite, until)) for name in names]
     for worker in workers:

@@ -49,7 +49,7 @@ def main() -> None:
     methods = {row["method"]: row for row in map(json.loads, gzip.decompress(trained.read_bytes()).splitlines())}
     made = {
         "measured": (lambda: measure_all(model, methods)) if args.measure else None,
-        "int8": (lambda: judge_int8(args.suite, methods)) if args.int8 else None,
+        "int8": (lambda: judge_int8(args.suite)) if args.int8 else None,
         "promises": (lambda: keep_promises(args.promises, args.suite)) if args.promises else None,
     }
     found = {}

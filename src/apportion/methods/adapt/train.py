@@ -49,8 +49,8 @@ class TrainConfig:
     A slice learns from the whole network's answers with weight ``distil`` and from its features with weight
     ``likeness``: answers are soon right on the training tasks, features go on telling what a slice has lost. The whole
     network learns from the labels with weight ``whole`` and from the frozen one with weight ``anchor``, which keeps it
-    usable on tasks unlike those trained on. ``even`` pulls mixtures towards even ones: a router that gives all to one
-    expert is worse on tasks that it has not seen (``benchmarks/adapt_text``).
+    usable on tasks unlike those trained on. ``even`` pulls mixtures towards even ones, so that no expert is left to the
+    tasks of a few domains alone.
 
     ``gains`` and ``window`` are those of ``Multipliers``; damping after a window with slack makes budgets break on
     average (``benchmarks/adapt_theory``), so it is off.

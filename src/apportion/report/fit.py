@@ -32,11 +32,11 @@ def write_fit(prices: Mapping[str, Any], title: str, path: Path) -> None:
     moves = [f"{place}. {step['knob']} → {step['value']}" for place, step in enumerate(steps, start=1)]
     for name, key in (("said, summed", "predicted_loss"), ("was", "loss")):
         total = list(accumulate(step[key] for step in steps))
-        figure.add_trace(go.Scatter(x=moves, y=total, mode="lines+markers", name=name), row=2, col=1)
+        line = go.Scatter(y=total, x0=1, dx=1, hovertext=moves, mode="lines+markers", name=name)
+        figure.add_trace(line, row=2, col=1)
     figure.update_yaxes(autorange="reversed", row=1, col=1)
-    figure.update_layout(
-        template="plotly_white", title=title, height=700 + 18 * len(parts), margin={"l": 260, "b": 220}
-    )
+    figure.update_xaxes(title="move (point at it to see which)", row=2, col=1)
+    figure.update_layout(template="plotly_white", title=title, height=700 + 18 * len(parts), margin={"l": 260})
     write_whole(path, figure.to_html(include_plotlyjs=True, full_html=True).encode())
 
 

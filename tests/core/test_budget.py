@@ -262,7 +262,6 @@ def test_a_limit_of_four_digits_reads_back_as_it_was(digits, exponent, quantity)
     assert limit_of(str(limit)).value == pytest.approx(limit.value, rel=1e-15)
 
 
-# BUG budget.py format_quantity: it writes TB and Tparams, which the language (_FACTOR) does not have.
 @pytest.mark.parametrize("text", ["2000GB", "params<=2000Gparams"])
 def test_a_limit_above_a_tera_reads_back(text):
     assert Budget.parse(str(Budget.parse(text))) == Budget.parse(text)
@@ -306,8 +305,6 @@ def test_a_share_of_the_baseline_is_met_by_the_baseline_only_when_it_is_the_whol
         assert resolved.met(baseline) == (percent == 100)
 
 
-# BUG budget.py Budget.resolve: value / 100 * baseline rounds 29 % of 100 to 28.999999999999996; value * baseline / 100
-# is exact whenever the answer is a whole number.
 def test_a_whole_share_of_a_whole_count_is_exact():
     for percent in range(1, 101):
         resolved = Budget.parse(f"params<={percent}%").resolve({"params": reading(100.0, "params")})
@@ -398,7 +395,6 @@ def test_tightening_scales_the_named_limits_and_never_makes_a_budget_easier(case
     assert budget.met(readings, z) or not tighter.met(readings, z)
 
 
-# BUG budget.py Budget.slack / excess: units are not compared, so seven seconds meet a limit of eight milliseconds.
 def test_a_reading_in_another_unit_is_not_compared_with_the_limit():
     with pytest.raises(BudgetError):
         Budget.parse("8ms").met({"latency": Reading(value=7.0, unit="s")})

@@ -151,8 +151,6 @@ def test_any_text_is_refused_in_one_line(text):
     assert len(str(refused.value).splitlines()) == 1
 
 
-# BUG certificate.py Certificate.from_json: OverflowError and RecursionError escape, and a name or unit with a line
-# break comes back unescaped in the message.
 @pytest.mark.parametrize(
     "text",
     [
@@ -169,8 +167,6 @@ def test_what_is_hostile_is_refused_in_one_line(text):
     assert len(str(refused.value).splitlines()) == 1
 
 
-# BUG certificate.py Certificate.from_json: these are taken, and then can't be judged, or are judged at a z that turns
-# doubt into proof.
 @pytest.mark.parametrize(
     "text",
     [

@@ -28,7 +28,33 @@ def problems(draw, max_limits=2):
                 options.append(Option(f"part{index}", value, loss, tuple(cost / 64 for cost in costs)))
         per_knob.append(tuple(options))
     room = draw(st.lists(st.integers(-64, 8), min_size=num_limits, max_size=num_limits).filter(lambda r: min(r) < 0))
-    return Problem(tuple(f"limit{i}" for i in range(num_limits)), tuple(per_knob), tuple(r / 64 for r in room))
+    return _problem(per_knob, tuple(r / 64 for r in room))
+
+
+@st.composite
+def solvable_problems(draw, max_limits=2):
+    """Problems whose limits are met by at least one choice: the room is what a drawn choice needs, and some more."""
+    loose = draw(problems(max_limits))
+    per_knob = list(loose.options)
+    if not choices(loose):
+        per_knob[0] = (*per_knob[0], Option("part0", 0, 1.0, (-1 / 64,) * len(loose.room)))
+    every = choices(_problem(per_knob, loose.room))
+    costs = [_costs(per_knob, choice) for choice in every]
+    cheaper = [cost for cost in costs if min(cost) < 0]  # one move alone always is
+    needed = draw(st.sampled_from(cheaper))
+    more = draw(st.lists(st.integers(0, 8), min_size=len(needed), max_size=len(needed)))
+    first = min(range(len(needed)), key=needed.__getitem__)
+    more[first] = min(more[first], round(-needed[first] * 64) - 1)  # the start must not be within the limits
+    return _problem(per_knob, tuple(cost + extra / 64 for cost, extra in zip(needed, more, strict=True)))
+
+
+def _problem(per_knob, room):
+    return Problem(tuple(f"limit{i}" for i in range(len(room))), tuple(per_knob), room)
+
+
+def _costs(per_knob, choice):
+    taken = [options[index].costs for options, index in zip(per_knob, choice, strict=True)]
+    return tuple(map(sum, zip(*taken, strict=True)))
 
 
 def choices(problem):

@@ -13,21 +13,17 @@ import argparse
 import itertools
 import json
 import math
-import platform
 import random
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import optuna
 from peers import Purse, optuna_search, regularised_evolution
 from scipy.stats import spearmanr
 
 from apportion.core.knob import Setting
-from apportion.device.target import machine
 from apportion.methods.search.anchors import recompensate, starts_in_band
 from apportion.methods.search.band import Band
 from apportion.methods.search.baselines import penalised, random_local
@@ -39,6 +35,7 @@ from apportion.methods.search.pareto import hypervolume
 from apportion.methods.search.proxy import FULL, Journal, Request, Sampler
 from apportion.methods.search.spaces.nasbench201 import DATASETS, Nasbench201, TableCost, TableProxy
 from apportion.numerics.multiple import binomial_upper
+from apportion.testing.summary import Summary
 
 HERE = Path(__file__).parent
 DEVICES = (
@@ -212,7 +209,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three devices, one data set, three seeds")
     quick = parser.parse_args().quick
     devices, datasets, num_seeds = (DEVICES[:3], DATASETS[1:2], 3) if quick else (DEVICES, DATASETS, 8)
-    began, commit = time.perf_counter(), _commit()
+    summary = Summary(HERE)
     bench = Bench()
     problems = [
         Problem(bench, device, data, seed)
@@ -226,23 +223,17 @@ def main() -> None:
     volumes = hypervolumes(bench, devices, num_seeds)
     matrix = transfer_matrix(bench, devices, num_seeds)
     figures = print_all(regrets, curve, claims, ranks, volumes, matrix, devices)
-    summary = {
-        "figures": figures,
-        "regret": {name: describe(rows) for name, rows in regrets.items()},
-        "curve": {str(limit): round(float(np.mean(values)), 4) for limit, values in curve.items()},
-        "claims": claims,
-        "rank_correlation": ranks,
-        "hypervolume": volumes,
-        "transfer": matrix,
-        "commit": commit,
-        "machine": machine(),
-        "versions": {"optuna": optuna.__version__, "numpy": np.__version__, "python": platform.python_version()},
-        "seconds": round(time.perf_counter() - began, 1),
-        "quick": quick,
-    }
-    (HERE / "results").mkdir(exist_ok=True)
-    name = "summary_quick.json" if quick else "summary.json"
-    (HERE / "results" / name).write_text(json.dumps(summary, indent=1) + "\n")
+    summary.write(
+        figures,
+        packages=("optuna", "numpy"),
+        quick=quick,
+        regret={name: describe(rows) for name, rows in regrets.items()},
+        curve={str(limit): round(float(np.mean(values)), 4) for limit, values in curve.items()},
+        claims=claims,
+        rank_correlation=ranks,
+        hypervolume=volumes,
+        transfer=matrix,
+    )
 
 
 def compare(problems: list[Problem]) -> dict[str, dict[str, list[float]]]:
@@ -438,11 +429,6 @@ def print_all(regrets, curve, claims, ranks, volumes, matrix, devices) -> dict[s
     }
     print(f"\nbest peer: {best}\n{json.dumps(figures, indent=1)}")
     return figures
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -12,17 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import random
-import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
 
 from apportion.core.knob import Setting
 from apportion.core.meter import Reading
-from apportion.device.target import machine
 from apportion.methods.search.band import Band
 from apportion.methods.search.evidence import known_sigma
 from apportion.methods.search.loop import Found, Search, SearchConfig
@@ -38,6 +34,7 @@ from apportion.numerics.radius import (
     student_radius,
     union_radius,
 )
+from apportion.testing.summary import Summary
 
 HERE = Path(__file__).parent
 DELTA = 0.1
@@ -176,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the runs")
     quick = parser.parse_args().quick
-    began, commit = time.perf_counter(), _commit()
+    summary = Summary(HERE)
     table = widths()
     print(f"| radius times sqrt(n), sigma 1, delta {DELTA} | " + " | ".join(f"n={n}" for n in table["samples"]) + " |")
     print("|---|" + "---|" * len(table["samples"]))
@@ -221,26 +218,15 @@ def main() -> None:
         "interval_miss_rate_fixed_count": round(missed["fixed count (the paper's), not anytime"], 4),
     }
     print(json.dumps(figures, indent=1))
-    summary = {
-        "figures": figures,
-        "widths": {name: [None if math.isinf(v) else round(v, 4) for v in row] for name, row in table.items()},
-        "growth": grown,
-        "failures": failed,
-        "ever_missed": missed,
-        "commit": commit,
-        "machine": machine(),
-        "versions": {"numpy": np.__version__, "python": platform.python_version()},
-        "seconds": round(time.perf_counter() - began, 1),
-        "quick": quick,
-    }
-    (HERE / "results").mkdir(exist_ok=True)
-    name = "summary_quick.json" if quick else "summary.json"
-    (HERE / "results" / name).write_text(json.dumps(summary, indent=1) + "\n")
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    summary.write(
+        figures,
+        packages=("numpy",),
+        quick=quick,
+        widths={name: [None if math.isinf(v) else round(v, 4) for v in row] for name, row in table.items()},
+        growth=grown,
+        failures=failed,
+        ever_missed=missed,
+    )
 
 
 if __name__ == "__main__":

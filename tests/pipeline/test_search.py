@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.pipeline.check import assert_one_line
 
 from apportion.tasks.domain import data_root
 
@@ -49,10 +50,7 @@ def test_a_finished_search_is_returned_as_it_is_and_another_is_refused(told, run
     folder, result, _ = run
     again = told("search", "mobile-cnn", *OPTIONS, "-o", folder, "--json")
     assert json.loads(again.stdout) == result
-    other = told("search", "mobile-cnn", *OPTIONS, "--seed", 7, "-o", folder, "--json")
-    assert other.returncode == 2
-    assert "other settings" in other.stderr
-    assert other.stderr.count("\n") == 1
+    assert_one_line(told("search", "mobile-cnn", *OPTIONS, "--seed", 7, "-o", folder, "--json"), 2, "other settings")
 
 
 @pytest.mark.slow
@@ -69,9 +67,7 @@ def test_verify_measures_again_and_refuses_another_network(told, run, tmp_path):
     shutil.rmtree(forged / "model")
     shutil.copytree(forged / "anchor", forged / "model")
     if (folder / "model/model.safetensors").read_bytes() != (folder / "anchor/model.safetensors").read_bytes():
-        refused = told("verify", forged)
-        assert refused.returncode == 2
-        assert "not the network that was certified" in refused.stderr
+        assert_one_line(told("verify", forged), 2, "not the network that was certified")
 
 
 @pytest.mark.parametrize(
@@ -108,8 +104,5 @@ def test_verify_measures_again_and_refuses_another_network(told, run, tmp_path):
     ],
 )
 def test_mistakes_are_one_line(told, args, part, tmp_path):
-    done = told("search", *args, "-o", tmp_path / "run")
-    assert done.returncode == 2
-    assert part in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert_one_line(told("search", *args, "-o", tmp_path / "run"), 2, part)
     assert not (tmp_path / "run").exists()

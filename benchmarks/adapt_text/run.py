@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from int8 import judge_int8
@@ -26,6 +27,7 @@ from apportion.cost.sweep import sweep
 from apportion.device.measure import Shape
 from apportion.device.probe import working_target
 from apportion.models.load import load
+from apportion.models.network import Network
 from apportion.models.partition import Partition
 from apportion.testing.summary import Summary
 
@@ -69,28 +71,32 @@ def measure_all(model: str, methods: dict) -> dict:
     network = load(model, tokens=32)
     orders = [method["orders"] for method in methods.values()]
     assert all(order == orders[0] for order in orders)  # all start from the same importance, so blocks go alike
-    parts = Parts.of(network, Partition.of(network).ordered(orders[0]))
-    names = [module.name for module in parts.partition]
-    found = {}
-    for target in dict.fromkeys(row["target"] for row in methods["ours"]["rows"]):
-        wanted = {
-            tuple(sizes): dict(zip(names, sizes, strict=True))
-            for method in methods.values()
-            for row in method["rows"]
-            if row["target"] == target
-            for sizes in row["sizes"]
-        }
-        swept = sweep(network, parts, list(wanted.values()), working_target(target), Shape(batch=1, tokens=32))
-        keys = list(wanted)
-        found[target] = {
-            " ".join(map(str, keys[index])): [
-                round(sample.latency_ms / swept.baseline.value, 4),
-                round((sample.stderr_ms or 0.0) / swept.baseline.value, 4),
-            ]
-            for index, sample in swept.samples.items()
-        }
-        print(f"{target}: {len(swept.samples)} of {len(wanted)} measured", flush=True)
-    return found
+    partition = Partition.of(network).ordered(orders[0])
+    rows = [row for method in methods.values() for row in method["rows"]]
+    return {
+        target: measure_sizes(
+            network, partition, [tuple(s) for row in rows if row["target"] == target for s in row["sizes"]], target
+        )
+        for target in dict.fromkeys(row["target"] for row in methods["ours"]["rows"])
+    }
+
+
+def measure_sizes(
+    network: Network, partition: Partition, every: Sequence[tuple[int, ...]], target: str
+) -> dict[str, list[float]]:
+    """The share of the whole network's latency, and its standard error, of sizes in the order of the modules."""
+    keys, names = list(dict.fromkeys(every)), [module.name for module in partition]
+    parts, shape = Parts.of(network, partition), Shape(batch=1, tokens=32)
+    swept = sweep(network, parts, [dict(zip(names, key, strict=True)) for key in keys], working_target(target), shape)
+    print(f"{target}: {len(swept.samples)} of {len(keys)} measured", flush=True)
+    whole = swept.baseline.value
+    return {
+        " ".join(map(str, keys[index])): [
+            round(sample.latency_ms / whole, 4),
+            round((sample.stderr_ms or 0.0) / whole, 4),
+        ]
+        for index, sample in swept.samples.items()
+    }
 
 
 if __name__ == "__main__":

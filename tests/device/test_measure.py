@@ -113,6 +113,20 @@ def test_the_ratio_cancels_what_slowed_both():
     assert slow_hour.latency("ours").stderr > 1
 
 
+def test_processes_in_which_the_reference_was_slow_do_not_count():
+    # as measured beside another load: an int8 network lost more than the fp32 one that it is compared with
+    base = tuple(map(timing, (0.873, 0.742, 0.858, 0.75, 0.745)))
+    ours = tuple(map(timing, (0.28, 0.172, 0.275, 0.177, 0.174)))
+    session = Session({"base": base, "ours": ours}, {})
+    assert session.calm("base") == [1, 3, 4]
+    assert session.ratio("ours", to="base").value == pytest.approx(0.174 / 0.745)
+
+
+def test_half_of_the_processes_always_count():
+    session = Session({"base": tuple(map(timing, (1.0, 2.0, 3.0, 4.0, 5.0)))}, {})
+    assert session.calm("base") == [0, 1, 2]
+
+
 def test_processes_can_be_added():
     conditions = {"processes": 1, "tight": True, "wall_per_cpu": 1.0, "load": 0.5, "steal_ratio": 0.0, "versions": {}}
     one = Session({"a": (timing(10),)}, conditions)

@@ -16,6 +16,7 @@ from apportion.numerics.stats import mad, mean_stderr
 
 _WORST = ("wall_per_cpu", "load", "steal_ratio")
 MANY_PROCESSES = 5
+CALM = 1.04  # a process in which the reference took longer than this times its best was disturbed
 MEDIAN_FACTOR = 1.2533  # the standard error of a median over that of a mean, for a normal variable
 
 
@@ -107,8 +108,8 @@ class Session:
         return Reading(value=statistics.median(medians), unit="ms", stderr=max(within, between), count=count)
 
     def ratio(self, name: str, to: str) -> Reading:
-        """Latency relative to another candidate of the same processes, which cancels what slowed both."""
-        pairs = list(zip(self.timings[name], self.timings[to], strict=True))
+        """Latency relative to another candidate in the calm processes, which cancels what slowed both."""
+        pairs = [(self.timings[name][place], self.timings[to][place]) for place in self.calm(to)]
         ratios = [ours.median_ms / theirs.median_ms for ours, theirs in pairs]
         within = (
             statistics.fmean(
@@ -120,6 +121,17 @@ class Session:
         between = _between(ratios)
         count = sum(ours.count for ours, _ in pairs)
         return Reading(value=statistics.median(ratios), unit="ratio", stderr=max(within, between), count=count)
+
+    def calm(self, reference: str) -> list[int]:
+        """The processes that nothing disturbed, as far as the reference can tell, and never fewer than half of them.
+
+        What shares a core's units slows one kind of arithmetic more than another, so a ratio does not cancel it. The
+        reference alone decides, so candidates are not chosen by their luck; if noise decides, ratios read too high.
+        """
+        medians = [timing.median_ms for timing in self.timings[reference]]
+        order = sorted(range(len(medians)), key=medians.__getitem__)
+        num_calm = sum(median <= CALM * medians[order[0]] for median in medians)
+        return sorted(order[: max(num_calm, (len(medians) + 1) // 2)])
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -19,6 +19,7 @@ from apportion.models.load import load
 from apportion.models.partition import Partition
 from apportion.tasks.domains import load_domain
 from apportion.tasks.features import image_inputs
+from apportion.tasks.support import read_support
 
 pytest.importorskip("sklearn")
 
@@ -73,6 +74,17 @@ def test_a_support_set_and_a_budget_become_a_measured_model(trained, support):
     again = verify_specialised(out)
     assert again["limits"]
     assert again["measured_ms"] > 0
+
+
+@pytest.mark.parametrize("head", ["prototype", "linear"])
+def test_other_heads_are_fitted_saved_and_read_back(trained, support, head):
+    out = trained / f"task-{head}"
+    result = specialise(trained / "run", str(support), "80%", out, verify=False, head=head)
+    made, domain = Specialised(out), read_support(str(support))
+    images = image_inputs(load("vit-64"), [np.asarray(image) for image in domain.content])
+    right = (made.probabilities(images).argmax(-1).numpy() == domain.label_N).mean()
+    assert right == pytest.approx(result["support_accuracy"])
+    assert result["support_accuracy"] > 0.5
 
 
 def test_a_killed_run_goes_on_and_a_finished_one_is_not_run_again(trained, monkeypatch):
@@ -132,6 +144,10 @@ def test_what_can_not_be_is_told_in_one_line(told, trained, support, budget, tar
         (("specialize", "no-run", "--support", "digits", "--budget", "5ms", "-o", "x"), "no-run"),
         (("specialize", "no-run", "--support", "digits", "--budget", "5 mms", "-o", "x"), "5 mms"),
         (("specialize", "no-run", "--support", "digits", "--budget", "5ms", "--risk", "-1", "-o", "x"), "risk -1"),
+        (
+            ("specialize", "no-run", "--support", "digits", "--budget", "5ms", "--head", "svm", "-o", "x"),
+            "cosine, proto",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_line(told, args, says):

@@ -89,6 +89,15 @@ def test_ridge_solves_the_normal_equations(seed, penalty):
     assert residual_SW.sum(0).abs().max() < 1e-8
 
 
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_a_head_as_weights_and_biases_says_the_same_of_unit_features(head):
+    support_SD, label_S, query_QD, _, ways = problem(5)
+    query_QD = torch.nn.functional.normalize(query_QD, dim=-1)
+    weight_DW, bias_W = head.linear(support_SD, label_S, ways)
+    wanted_QW = head.score(support_SD, label_S, query_QD, ways).softmax(-1)
+    torch.testing.assert_close((query_QD @ weight_DW + bias_W).softmax(-1), wanted_QW)
+
+
 @pytest.mark.parametrize("penalty", [1e-3, 1e-1])
 def test_logistic_agrees_with_an_independent_solver(penalty):
     linear_model = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is not installed")

@@ -21,6 +21,10 @@ class Head(Protocol):
 
     def score(self, support_SD: Tensor, label_S: Tensor, query_QD: Tensor, ways: int) -> Tensor: ...
 
+    def linear(self, support_SD: Tensor, label_S: Tensor, ways: int) -> tuple[Tensor, Tensor]:
+        """The same as weights (D, W) and biases (W) on a query of unit length, up to a constant for each query."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prototype:
@@ -35,6 +39,10 @@ class Prototype:
         mean_WD = class_means(support_SD, label_S, ways)
         return -self.scale * torch.cdist(query_QD[None], mean_WD[None])[0].square()
 
+    def linear(self, support_SD: Tensor, label_S: Tensor, ways: int) -> tuple[Tensor, Tensor]:
+        mean_WD = class_means(support_SD, label_S, ways)
+        return 2 * self.scale * mean_WD.T, -self.scale * mean_WD.square().sum(-1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
@@ -45,6 +53,10 @@ class Cosine:
     def score(self, support_SD: Tensor, label_S: Tensor, query_QD: Tensor, ways: int) -> Tensor:
         mean_WD = class_means(functional.normalize(support_SD, dim=-1), label_S, ways)
         return self.scale * cosines(query_QD, mean_WD)
+
+    def linear(self, support_SD: Tensor, label_S: Tensor, ways: int) -> tuple[Tensor, Tensor]:
+        mean_WD = class_means(functional.normalize(support_SD, dim=-1), label_S, ways)
+        return self.scale * functional.normalize(mean_WD, dim=-1).T, support_SD.new_zeros(ways)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +73,12 @@ class Ridge:
     scale: float = 10.0
 
     def score(self, support_SD: Tensor, label_S: Tensor, query_QD: Tensor, ways: int) -> Tensor:
-        target_SW = functional.one_hot(label_S, ways).to(support_SD.dtype)
-        weight_DW, bias_W = self.solve(support_SD, target_SW)
-        return self.scale * (query_QD @ weight_DW + bias_W)
+        weight_DW, bias_W = self.linear(support_SD, label_S, ways)
+        return query_QD @ weight_DW + bias_W
+
+    def linear(self, support_SD: Tensor, label_S: Tensor, ways: int) -> tuple[Tensor, Tensor]:
+        weight_DW, bias_W = self.solve(support_SD, functional.one_hot(label_S, ways).to(support_SD.dtype))
+        return self.scale * weight_DW, self.scale * bias_W
 
     def solve(self, support_SD: Tensor, target_SW: Tensor) -> tuple[Tensor, Tensor]:
         centre_D, mean_W = support_SD.mean(0), target_SW.mean(0)
@@ -86,10 +101,10 @@ class Logistic:
     max_steps: int = 200
 
     def score(self, support_SD: Tensor, label_S: Tensor, query_QD: Tensor, ways: int) -> Tensor:
-        weight_DW, bias_W = self.solve(support_SD, label_S, ways)
+        weight_DW, bias_W = self.linear(support_SD, label_S, ways)
         return query_QD @ weight_DW + bias_W
 
-    def solve(self, support_SD: Tensor, label_S: Tensor, ways: int) -> tuple[Tensor, Tensor]:
+    def linear(self, support_SD: Tensor, label_S: Tensor, ways: int) -> tuple[Tensor, Tensor]:
         # The best weights lie in the span of the centred support, so a few coordinates replace all features.
         centre_D = support_SD.mean(0)
         basis_KD = torch.linalg.svd(support_SD - centre_D, full_matrices=False).Vh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,16 @@ from apportion.models.network import Network, read_out
 from apportion.models.safefile import folder_digest
 from apportion.models.save import save as save_network
 from apportion.tasks.domain import Domain
-from apportion.tasks.heads import class_means, cosines, left_out_means
+from apportion.tasks.heads import Cosine, Head, Logistic, Prototype, class_means, cosines, left_out_means
 from apportion.tasks.support import read_support
 
 MAX_CHECKS = 4
 WHOLE, MADE = "whole", "made"
+HEADS: Mapping[str, Callable[[float], Head]] = {
+    "cosine": lambda scale: Cosine(scale=scale),
+    "prototype": lambda scale: Prototype(scale=scale),
+    "linear": lambda scale: Logistic(),
+}
 
 
 def specialise(
@@ -53,6 +58,7 @@ def specialise(
     target: str | None = None,
     profile: Path | None = None,
     verify: bool = True,
+    head: str = "cosine",
     refine: bool = False,
     risk: float = 0.0,
     progress: Progress | None = None,
@@ -64,6 +70,7 @@ def specialise(
         budget: one limit on latency, such as ``6ms`` or ``30%``.
         target: one that was trained for; another with ``profile``, a file that calibrate wrote for it.
         verify: measure in fresh processes, and step down while the budget is missed.
+        head: what classifies features: class means by ``cosine`` or distance (``prototype``), or ``linear``, fitted.
         refine: one step on the mixture by the examples' losses, for as many forward passes as experts and two.
         risk: weight of the variance of the examples' losses in that step; above zero it is taken.
 
@@ -72,6 +79,8 @@ def specialise(
     """
     if not 0 <= risk < float("inf"):
         raise DataError(f"risk {risk:g} is not possible; give 0 or more")
+    if head not in HEADS:
+        raise DataError(f"head {head!r} is not known; possible are {', '.join(HEADS)}")
     progress = progress or Silent()
     folder = SpecialFolder(out)
     domain = read_support(support)
@@ -83,13 +92,12 @@ def specialise(
     if len(limit) != 1 or limit[0].quantity != "latency" or limit[0].target not in (None, clock.name):
         raise BudgetError(f"budget {budget!r} is not one latency on {clock.name}; write it like 6ms or 30%")
     limit_ms = limit[0].value
-    folder.start(
-        {"run": str(run), "support": support, "budget": budget, "target": clock.name, "risk": risk, "refine": refine}
-    )
+    asking = {"run": str(run), "support": support, "budget": budget, "target": clock.name}
+    folder.start({**asking, "head": head, "risk": risk, "refine": refine})
     aimed_ms, session, made = limit_ms, None, None
     for _ in range(MAX_CHECKS):
         with progress.stage("adapt to the support set"):
-            made = _make(learned, clock, domain, aimed_ms, refine or risk > 0, risk)
+            made = _make(learned, clock, domain, aimed_ms, HEADS[head], refine or risk > 0, risk)
         save_network(made.network, folder.model)
         _write_head(folder, made)
         if not verify:
@@ -107,6 +115,7 @@ def specialise(
         "target": clock.name,
         "classes": list(domain.classes),
         "examples": len(domain),
+        "head": head,
         "sizes": made.sizes,
         "mixture": made.alpha,
         "predicted_ms": made.predicted_ms,
@@ -149,9 +158,10 @@ class _Made:
     """A specialised network with its head, and what making it took."""
 
     network: Network
-    mean_WF: Tensor
-    scale: float
+    weight_FW: Tensor
+    bias_W: Tensor
     classes: tuple[str, ...]
+    num_examples: int
     sizes: dict[str, int]
     alpha: list[float]
     predicted_ms: float
@@ -160,7 +170,15 @@ class _Made:
     seconds: dict[str, float]
 
 
-def _make(learned: Learned, clock: Clock, domain: Domain, budget_ms: float, refine: bool, risk: float) -> _Made:
+def _make(
+    learned: Learned,
+    clock: Clock,
+    domain: Domain,
+    budget_ms: float,
+    head: Callable[[float], Head],
+    refine: bool,
+    risk: float,
+) -> _Made:
     family, began = learned.family, time.perf_counter()
     rho = min(1.0, budget_ms / clock.whole_ms)
     pool = read_pool(family.network, domain)
@@ -192,18 +210,19 @@ def _make(learned: Learned, clock: Clock, domain: Domain, budget_ms: float, refi
     network = family.sliced(alpha_M, solved.sizes)
     sliced = time.perf_counter()
     with torch.no_grad():
-        feature_SF = read_out(network, inputs).float()
-        mean_WF = functional.normalize(class_means(feature_SF, label_S, ways), dim=-1)
+        feature_SF = functional.normalize(read_out(network, inputs).float(), dim=-1)
+        weight_FW, bias_W = head(scale).linear(feature_SF, label_S, ways)
     return _Made(
         network=network,
-        mean_WF=mean_WF,
-        scale=scale,
+        weight_FW=weight_FW,
+        bias_W=bias_W,
         classes=domain.classes,
+        num_examples=len(domain),
         sizes=solved.sizes,
         alpha=[round(float(a), 4) for a in alpha_M],
         predicted_ms=solved.predicted_ms,
         upper_ms=solved.upper_ms,
-        accuracy=float((cosines(feature_SF, mean_WF).argmax(-1) == label_S).float().mean()),
+        accuracy=float(((feature_SF @ weight_FW + bias_W).argmax(-1) == label_S).float().mean()),
         seconds={
             "read": read - began,
             "encode": encoded - read,
@@ -231,7 +250,7 @@ def left_out_loss(feature_SF: Tensor, label_S: Tensor, ways: int, scale: float, 
 
 
 def _write_head(folder: SpecialFolder, made: _Made) -> None:
-    tensors = {"mean_WF": made.mean_WF.contiguous(), "scale": torch.tensor(made.scale)}
+    tensors = {"weight_FW": made.weight_FW.contiguous(), "bias_W": made.bias_W.contiguous()}
     write_whole(folder.head, save(tensors))
     folder.write("classes.json", {"classes": list(made.classes)})
 
@@ -249,7 +268,7 @@ def _certify(asked: Budget, clock: Clock, session: Session, folder: SpecialFolde
     whole = clock.whole_ms
     measured = Reading(value=ratio.value * whole, unit="ms", stderr=ratio.stderr * whole, count=ratio.count)
     resolved = asked.resolve(dict.fromkeys(asked.keys, clock.profile.baseline))
-    accuracy = Reading(value=made.accuracy, unit="ratio", count=len(made.mean_WF))
+    accuracy = Reading(value=made.accuracy, unit="ratio", count=made.num_examples)
     return Certificate(
         asked=str(asked),
         budget=resolved,
@@ -273,21 +292,22 @@ class Specialised:
         self.classes = tuple(str(name) for name in folder.read("classes.json")["classes"])
         self.network = load(str(folder.model))
         tensors = load_file(folder.head)
-        self.mean_WF, self.scale = tensors["mean_WF"], float(tensors["scale"])
-        if len(self.mean_WF) != len(self.classes):
-            raise ApportionError(f"{path} has a head of {len(self.mean_WF)} classes and names {len(self.classes)}")
+        self.weight_FW, self.bias_W = tensors["weight_FW"], tensors["bias_W"]
+        if self.weight_FW.shape[-1] != len(self.classes) or len(self.bias_W) != len(self.classes):
+            raise ApportionError(f"{path} has a head of {len(self.bias_W)} classes and names {len(self.classes)}")
 
     @torch.inference_mode()
     def probabilities(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Probability of every class for a batch of inputs, shape (N, W)."""
-        return (self.scale * cosines(read_out(self.network, inputs).float(), self.mean_WF)).softmax(-1)
+        feature_NF = functional.normalize(read_out(self.network, inputs).float(), dim=-1)
+        return (feature_NF @ self.weight_FW + self.bias_W).softmax(-1)
 
 
 def verify_specialised(path: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Measures a specialised model again, beside the whole network; ``met`` says whether it keeps its promise."""
     folder = SpecialFolder(path)
     certificate = folder.certificate()
-    asked = folder.asked({"run", "support", "budget", "target", "risk", "refine"})
+    asked = folder.asked({"run", "support", "budget", "target", "head", "risk", "refine"})
     if not folder.model.is_dir() or folder_digest(folder.model) != certificate.artefact:
         raise ApportionError(f"{folder.model} is not the model that was certified; specialise again")
     learned = read_learned(Path(asked["run"]))

@@ -1,6 +1,6 @@
 """Quality at equal measured latency: apportion fit against tools that prune, quantise, or do both.
 
-    .venv/bin/python benchmarks/compress_vs_peers/run.py [--quick] [--saved] [--models resnet20 minilm mobilenetv2]
+    .venv/bin/python benchmarks/compress_vs_peers/run.py [--quick] [--saved] [--models resnet20 …] [--only peers]
 
 Every tool gets the same network, calibration examples, training examples and steps of fine-tuning per stage. What each
 leaves is judged by the target's runtime on test examples that no tool saw, and all of it is timed in turns in the same
@@ -51,9 +51,12 @@ class Pair:
 
     def add(self, tool: str, name: str, seconds: float, artefact: Path, promised: float | None = None) -> None:
         point = Point(tool=tool, name=name, artefact=str(artefact), seconds=round(seconds, 1), promised=promised)
-        self.points.append(judged(point, self.case, self.target))
+        point = judged(point, self.case, self.target)
+        mine = {one.tool for one in (*self.points, point)}
+        beside = [one for one in read(self.path) if one.tool not in mine]  # made by another process meanwhile
+        self.points = [*self.points, *beside, point]
         save(self.points, self.path)
-        print(f"  {self.case.name} on {self.target.name}: {tool} {name}: {self.points[-1].accuracy:.3f}", flush=True)
+        print(f"  {self.case.name} on {self.target.name}: {tool} {name}: {point.accuracy:.3f}", flush=True)
 
     def made(self, tool: str, name: str, make: Callable[[Path], None], before: float = 0.0, **more: float) -> None:
         """Adds a point whose artefact a function writes; ``before`` are the seconds that led to it."""
@@ -141,6 +144,7 @@ def main() -> None:
     parser.add_argument("--saved", action="store_true", help="print the tables of the saved points, measuring nothing")
     parser.add_argument("--again", action="store_true", help="time all saved points again")
     parser.add_argument("--models", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--only", choices=("ours", "peers"), help="make these points and time nothing yet")
     args = parser.parse_args()
     torch.set_num_threads(1)
     summary = Summary(HERE)
@@ -158,11 +162,15 @@ def main() -> None:
             for pair in pairs:
                 if args.quick:
                     pair.work = WORK / "quick" / name
-                if not pair.has(table.OURS):
+                if args.only != "peers" and not pair.has(table.OURS):
                     run_ours(pair)
-            run_peers(pairs)
+            if args.only != "ours":
+                run_peers(pairs)
+                for pair in pairs if not args.quick else ():
+                    others.run(pair)
+            if args.only:
+                continue
             for pair in pairs:
-                others.run(pair)
                 pair.time_all()
             found = {pair.target.name: pair.points for pair in pairs}
         for target, points in found.items():
@@ -170,6 +178,8 @@ def main() -> None:
                 results[name, target] = points
             else:
                 print(f"{name} on {target}: not measured to the end yet; run again without --saved", flush=True)
+    if args.only:
+        return
     figures = table.show(results, {name: CASES[name].floor for name in names}, rungs)
     summary.write(figures, packages=PACKAGES, quick=args.quick)
 

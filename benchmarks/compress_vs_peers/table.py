@@ -15,6 +15,7 @@ from benchmarks.compress_vs_peers.tools import MAX_DROP
 OURS = "apportion"
 REFERENCE = (1.0, 0.5)  # latency as a share of the original's, and error: what hypervolume is counted from
 MACS_TOOLS = ("TP uniform", "TP global", "FastNAS")
+ACCURACY_TOOLS = ("NNCF controlled", "Olive")
 
 
 def budgets(floor: float, rungs: int) -> list[float]:
@@ -48,11 +49,11 @@ def promises(points: Sequence[Point], tool: str, wanted: Sequence[float]) -> tup
     """How many of a tool's own promises were kept, of how many.
 
     Ours: the rung certified for a budget; a budget without a rung was refused, which promises nothing. A tool that
-    counts operations: its first point whose share of MACs is within the budget. NNCF with accuracy control: the
-    accuracy that it says it keeps.
+    counts operations: its first point whose share of MACs is within the budget. NNCF with accuracy control, and Olive
+    with its goal: the accuracy that it says it keeps.
     """
     own = [point for point in points if point.tool == tool]
-    if tool == "NNCF controlled":
+    if tool in ACCURACY_TOOLS:
         original = next(point for point in points if point.tool == ORIGINAL)
         return sum(original.accuracy - point.accuracy <= MAX_DROP for point in own), len(own)
     if tool == OURS:
@@ -83,7 +84,7 @@ def show(results: Mapping[tuple[str, str], Sequence[Point]], floors: Mapping[str
             seconds = max(point.seconds for point in points if point.tool == tool)
             said = f"{own[0]} of {own[1]}" if own[1] else "none made"
             print(f"| {tool} | {' | '.join(told)} | {volume(points, tool):.3f} | {said} | {seconds:.0f} |")
-        for name, reason in others.not_run(model, points).items():
+        for name, reason in others.not_run(model, target, points).items():
             print(f"| {name} |" + " |" * len(wanted) + f" | not run: {reason} | |")
         found = []
         for budget in wanted:

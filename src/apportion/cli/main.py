@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any
 
 import typer
 
@@ -27,7 +28,7 @@ from apportion.cli import (
 from apportion.errors import ApportionError, Exit
 
 _INTERRUPTED = "interrupted; start it again with the same -o folder to go on"
-UsageError = typer.BadParameter.__base__  # typer brings its own click or uses the one installed, by version
+UsageError: Any = typer.BadParameter.__base__  # typer brings its own click or uses the one installed, by version
 
 app = typer.Typer(
     name="apportion",

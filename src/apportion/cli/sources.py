@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -72,7 +72,7 @@ def list_sources(store: StoreFolder = None, as_json: Json = False) -> int:
     from apportion.methods.compose.store import Store, default_store, each
 
     folder = store or default_store()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {key: record.get(key) for key in ("name", "kind", "base", "origin", "whole_bytes", "error_ratio")}
         for _, record in each(Store(folder))
     ]

@@ -40,7 +40,7 @@ class Conv1DChannels(tp.BasePruningFunc):
         return layer.nx
 
 
-CUSTOM = {Conv1D: Conv1DChannels()}
+CUSTOM: dict[type[nn.Module], Any] = {Conv1D: Conv1DChannels()}
 _KINDS = {
     ops.OPTYPE.LINEAR: "linear",
     ops.OPTYPE.CONV: "conv",

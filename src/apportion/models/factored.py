@@ -36,14 +36,14 @@ def can_factor(layer: nn.Module) -> bool:
     """Whether a layer is a plain linear layer or an ungrouped 2-d convolution, which two such layers can stand for."""
     if type(layer) is nn.Conv2d:
         return layer.groups == 1 and min(layer.weight.shape[:2]) > 1
-    return type(layer) in (nn.Linear, Conv1D) and min(layer.weight.shape) > 1
+    return isinstance(layer, nn.Linear | Conv1D) and type(layer) in (nn.Linear, Conv1D) and min(layer.weight.shape) > 1
 
 
 def matrix(layer: nn.Module) -> Tensor:
     """The weight as a matrix, a row per output; of a factored layer, the product of its factors."""
     if isinstance(layer, Factored):
         return matrix(layer.up) @ matrix(layer.down)
-    weight = layer.weight.detach()  # type: ignore[union-attr, operator]
+    weight = layer.weight.detach()  # type: ignore[operator]
     return weight.T if isinstance(layer, Conv1D) else weight.flatten(1)
 
 
@@ -82,7 +82,7 @@ def factored(layer: nn.Module, rank: int) -> Factored:
             skip_init(nn.Linear, rank, num_outputs, bias=with_bias, **options),
         )
     for made in pair.parameters():
-        made.requires_grad_(weight.requires_grad)
+        made.requires_grad_(bool(weight.requires_grad))
     return pair.train(layer.training)
 
 

@@ -359,9 +359,10 @@ def _apply_edits(folder: Path, module: nn.Module, edits: Edits) -> None:
                 if any(layer_name.startswith(f"{block}.") for block in edits.skips):
                     continue
                 raise ValueError(f"no layer {layer_name!r}")
-            for side, width in sides.items():
-                if side not in ("out", "in") or not 0 < width <= num_channels(layer, side):
-                    raise ValueError(f"layer {layer_name!r} can't have {width} {side} channels")
+            for told, width in sides.items():
+                side: Literal["out", "in"] = "out" if told == "out" else "in"
+                if told not in ("out", "in") or not 0 < width <= num_channels(layer, side):
+                    raise ValueError(f"layer {layer_name!r} can't have {width} {told} channels")
                 if width < num_channels(layer, side):
                     remove_channels(layer, side, range(width, num_channels(layer, side)))
         for owner, values in edits.attributes.items():
@@ -421,7 +422,7 @@ def _load_weights(path: Path, module: nn.Module, headers: Mapping[str, TensorInf
     state = unpack(path, load_file(path), packed, module.state_dict())
     module.load_state_dict({name: state[aliases.get(name, name)] for name in module.state_dict()}, strict=True)
     if hasattr(module, "tie_weights"):
-        module.tie_weights()
+        module.tie_weights()  # type: ignore[operator]
 
 
 def _existing(module: nn.Module, name: str) -> nn.Module | None:

@@ -92,7 +92,7 @@ class Network:
 def forward(module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
     """Runs a module on named inputs; inputs named ``0``, ``1``, … are passed by position."""
     positional = [inputs[key] for key in sorted((key for key in inputs if key.isdigit()), key=int)]
-    named = {key: value for key, value in inputs.items() if not key.isdigit()}
+    named: dict[str, Any] = {key: value for key, value in inputs.items() if not key.isdigit()}
     if "use_cache" in getattr(getattr(module, "config", None), "__dict__", {}):
         named["use_cache"] = False
     return module(*positional, **named)

@@ -202,7 +202,7 @@ def _telling(refused: Mapping[str, str]) -> tuple[str, str]:
 def _mixed_cache(module: torch.nn.Module) -> bool:
     config = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)  # ResNet uses the name for something else
-    return bool(kinds) and hasattr(config, "use_cache") and len(set(kinds)) > 1
+    return kinds is not None and hasattr(config, "use_cache") and len(set(kinds)) > 1
 
 
 def _in_double(network: Network) -> Network:

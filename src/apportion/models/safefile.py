@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -103,15 +104,15 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return infos
 
 
-def _offsets(entry: dict[str, object]) -> tuple[int, int]:
-    begin, end = entry["data_offsets"]  # type: ignore[misc]
+def _offsets(entry: dict[str, Any]) -> tuple[int, int]:
+    begin, end = entry["data_offsets"]
     if type(begin) is not int or type(end) is not int:
         raise ValueError
     return begin, end
 
 
-def _info(entry: dict[str, object]) -> TensorInfo:
-    shape = tuple(entry["shape"])  # type: ignore[arg-type]
+def _info(entry: dict[str, Any]) -> TensorInfo:
+    shape = tuple(entry["shape"])
     if entry["dtype"] not in _DTYPE_BITS or any(type(n) is not int or n < 0 for n in shape):
         raise ValueError
     return TensorInfo(str(entry["dtype"]), shape)

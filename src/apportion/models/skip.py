@@ -60,7 +60,7 @@ def find_blocks(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, di
             bare = isinstance(output, Tensor)
             main = output if bare else output[0] if isinstance(output, tuple) and output else None
             fits = isinstance(stream, Tensor) and isinstance(main, Tensor) and stream.shape == main.shape
-            residual = fits and _reaches(main.grad_fn, stream.grad_fn)
+            residual = fits and _reaches(main.grad_fn, stream.grad_fn)  # type: ignore[union-attr]
             calls[name].append((0 if bare else len(output)) if residual else None)
 
         return record
@@ -122,4 +122,4 @@ def skip_blocks(module: nn.Module, blocks: Mapping[str, int]) -> None:
         for index, block in enumerate(kept):
             for part in block.modules():
                 if isinstance(getattr(part, "layer_idx", None), int):
-                    part.layer_idx = index
+                    part.layer_idx = index  # type: ignore[assignment]

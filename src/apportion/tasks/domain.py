@@ -108,7 +108,8 @@ class View(Sequence[Any]):
     """Some rows of a sequence, read when asked for; a view of a view reads from the original."""
 
     def __init__(self, base: Sequence[Any], rows: Rows) -> None:
-        self.base, self.rows = (base.base, base.rows[rows]) if isinstance(base, View) else (base, rows)
+        self.base: Sequence[Any] = base.base if isinstance(base, View) else base
+        self.rows: Rows = base.rows[rows] if isinstance(base, View) else rows
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -174,12 +174,12 @@ def _profiles(
     for target in config.targets:
         path = folder.profile(target)
         if not path.is_file():
-            profile = given.get(target)
-            if profile is None:
+            known = given.get(target)
+            if known is None:
                 with progress.stage(f"calibrate {target}") as update:
                     where = working_target(target)
-                    profile = calibrate(network, parts, where, shape, seed=config.seed, on_share=update)
-            profile.save(path)
+                    known = calibrate(network, parts, where, shape, seed=config.seed, on_share=update)
+            known.save(path)
         found.append(Profile.load(path))
     return found
 

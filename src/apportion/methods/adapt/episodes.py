@@ -46,7 +46,8 @@ def frozen_means(pool: Pool, episode: Episode) -> Tensor:
 
 def order_units(partition: Partition, scores: Mapping[str, Tensor]) -> Partition:
     """The partition with every module's units ordered by their scores, the largest first."""
-    return partition.ordered({name: score_U.argsort(descending=True, stable=True) for name, score_U in scores.items()})
+    orders = {name: score_U.argsort(descending=True, stable=True).tolist() for name, score_U in scores.items()}
+    return partition.ordered(orders)
 
 
 def unit_scores(

@@ -67,7 +67,8 @@ class BudgetPolicy(nn.Module):
         """The curves before squashing, shape (L,)."""
         if self.allocation == "unconditional":
             rho = 0.5 * float(self.knot_K[0] + self.knot_K[-1])
-        start_L, rise_KL = self.start_L, functional.softplus(self.rise_KL)
+        start_L: Tensor = self.start_L
+        rise_KL = functional.softplus(self.rise_KL)
         if self.allocation in ("uniform", "template"):
             start_L, rise_KL = start_L.mean().expand_as(start_L), rise_KL.mean(1, keepdim=True).expand_as(rise_KL)
         part_K = ((rho - self.knot_K[:-1]) / self.knot_K.diff()).clamp(0, 1)

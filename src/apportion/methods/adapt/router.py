@@ -20,10 +20,9 @@ class Router(nn.Module):
     def __init__(self, num_features: int, num_experts: int, hidden: int = 64) -> None:
         super().__init__()
         self.per_class = nn.Sequential(nn.Linear(num_features, hidden), nn.GELU(), nn.Linear(hidden, hidden))
-        self.head = nn.Sequential(
-            nn.Linear(3 * hidden + 2 + NUM_DEVICE_FEATURES, hidden), nn.GELU(), nn.Linear(hidden, num_experts)
-        )
-        nn.init.zeros_(self.head[-1].bias)
+        last = nn.Linear(hidden, num_experts)
+        nn.init.zeros_(last.bias)
+        self.head = nn.Sequential(nn.Linear(3 * hidden + 2 + NUM_DEVICE_FEATURES, hidden), nn.GELU(), last)
 
     def forward(self, mean_WF: Tensor, rho: float, device_F: Tensor) -> Tensor:
         """Logits over the experts; their softmax is the mixture."""

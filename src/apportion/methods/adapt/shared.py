@@ -31,9 +31,9 @@ class SharedBackbone:
         self._gate_TG = torch.empty(0, family.groups.count + 1)
         self._places = places(family.network, family.groups)
         self._delta = {
-            name: bundle.delta.detach()[place]  # type: ignore[union-attr,index]
+            name: bundle.delta.detach()[place]  # type: ignore[operator]
             for bundle in family.stacks
-            for place, name in enumerate(bundle.names)  # type: ignore[union-attr,arg-type]
+            for place, name in enumerate(bundle.names)  # type: ignore[arg-type]
         }
         module = family.network.module
         self._layers = sorted({name.rpartition(".")[0] for name in self._places})

@@ -12,8 +12,10 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apportion.core.progress import Progress, Silent, Update
 from apportion.errors import ModelError
@@ -156,7 +158,7 @@ def _header(layout: Mapping[str, tuple[str, tuple[int, ...], int]]) -> tuple[Flo
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     raw = len(text).to_bytes(8, "little") + text
-    return np.frombuffer(raw, np.uint8), len(raw)  # type: ignore[return-value]
+    return np.frombuffer(raw, np.uint8), len(raw)
 
 
 def _num_cores() -> int:
@@ -174,9 +176,9 @@ def _allocate(handle: int, total: int) -> None:
             raise
 
 
-def _write(handle: int, numbers: np.ndarray, position: int) -> int:  # type: ignore[type-arg]
+def _write(handle: int, numbers: NDArray[Any], position: int) -> int:
     """Writes all of an array at a position; returns its size in bytes."""
-    raw = memoryview(np.ascontiguousarray(numbers)).cast("B")
+    raw = np.ascontiguousarray(numbers).data.cast("B")
     written = 0
     while written < len(raw):
         written += os.pwrite(handle, raw[written:], position + written)

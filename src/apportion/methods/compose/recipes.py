@@ -51,7 +51,8 @@ class Scratch:
 class Recipe(Protocol):
     """A way to merge; ``needs_base`` where it works on differences to a common base."""
 
-    needs_base: bool
+    @property
+    def needs_base(self) -> bool: ...
 
     def plan(self, stack: Stack) -> Combine: ...
 

@@ -26,7 +26,8 @@ class Resident(Blend):
         groups: Mapping[str, Sequence[str]] | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        self.network, self.sources = network, list(names or range(len(states)))  # type: ignore[assignment]
+        self.network = network
+        self.sources = list(names or range(len(states)))  # type: ignore[arg-type]
         known: dict[str, Tensor] = dict(network.module.named_parameters())
         missing = [name for name in known if any(name not in state for state in states)]
         if missing:

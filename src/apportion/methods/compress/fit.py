@@ -76,6 +76,7 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
     """Runs rung after rung, down to the budget asked for or to the first that can't be met."""
     start, ladder = plan.network, []
     setting: dict[str, Any] = {}
+    last: dict[str, Any] = {}
     budgets = plan.rung_budgets()
     for place, (wanted, budget) in enumerate(budgets, start=1):
         rung = rundir.rung(place)
@@ -94,13 +95,14 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
         plan.learn(start, {key: Reading.from_json(fields) for key, fields in told["final"].items()})
         ladder.append({"rung": place} | {key: told[key] for key in ("limits", "final", "quality_after", "met")})
         rundir.use(place)
+        last = told
         if not told["met"]:
             break
     return {
-        **told,
+        **last,
         "budget": str(asked),
         "limits": {limit.key: limit.value for limit in plan.budget.limits},
-        "met": told["met"] and len(ladder) == len(budgets),
+        "met": last["met"] and len(ladder) == len(budgets),
         "ladder": ladder,
         "run": str(rundir.path),
     }

@@ -119,7 +119,7 @@ def factor(network: Network, name: str, rank: int, examples: Examples) -> Networ
         raise ModelError(f"{name} can't have rank {rank}; possible are 1 to {-(-break_even(layer) // 1) - 1:g}")
     weight_OI = matrix(layer).double()
     bias = side_layer(layer, "out").bias
-    bias_O = None if bias is None else bias.detach().double()
+    bias_O = None if bias is None else bias.detach().double()  # type: ignore[operator]
     mean_O, moment_OO = _output_moments(network, name, examples, weight_OI)
     if bias_O is not None:
         moment_OO = moment_OO - torch.outer(mean_O, mean_O)

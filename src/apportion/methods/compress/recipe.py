@@ -19,9 +19,7 @@ from apportion.tasks.batches import Examples
 
 RECIPES = {
     "ort": tuple(
-        Int8(activations=signedness, scope=scope)  # type: ignore[arg-type]
-        for scope in ("graph", "layers")
-        for signedness in ("uint8", "int8")
+        Int8(activations=signedness, scope=scope) for scope in ("graph", "layers") for signedness in ("uint8", "int8")
     ),
     "openvino": (Int8(),),
     "compile": (Int8(scope="dynamic"),),

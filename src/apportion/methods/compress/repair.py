@@ -107,7 +107,7 @@ class Distil:
             place = int(torch.randint(len(self.batches), (), generator=generator))
             loss = self._loss(student, self.batches[place])
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(trained, 1.0)
             optimiser.step()
             with torch.no_grad():
@@ -151,7 +151,7 @@ class Distil:
         total.update((self.kind + json.dumps(list(model.edits.tokens.items()))).encode() if self._told(model) else b"")
         for name, tensor in _tensors(model.module):
             total.update(f"{name}{tuple(tensor.shape)}".encode())
-            total.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+            total.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return self.folder / f"{total.hexdigest()[:32]}.safetensors"
 
     def _told(self, model: Network) -> bool:

@@ -109,7 +109,8 @@ class Sparsify:
 
         observe(model, self.examples, parts, see)
         return {
-            name: square_C.sqrt().to(model.module.get_submodule(name).weight.dtype) for name, square_C in square.items()
+            name: square_C.sqrt().to(model.module.get_parameter(f"{name}.weight").dtype)
+            for name, square_C in square.items()
         }
 
 

@@ -89,7 +89,7 @@ def _fit(module: Any, x_NCHW: Any, label_N: Any, recipe: Recipe, steps: int, see
             batch = batch.roll((down, right), (2, 3))
         loss = functional.cross_entropy(module(batch), label_N[rows], label_smoothing=0.05)
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step()
         schedule.step()
     module.eval()

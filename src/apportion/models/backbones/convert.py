@@ -36,8 +36,8 @@ class Recipe:
     extra: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-_SIGNED = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+_IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_SIGNED: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 _CLS = {"1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}}
 
 RECIPES: Mapping[str, Recipe] = {

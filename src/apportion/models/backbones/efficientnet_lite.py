@@ -110,7 +110,8 @@ class EfficientNetLiteModel(transformers.PreTrainedModel):
             x_NCHW = block(x_NCHW)
         x_NCHW = self.head(x_NCHW)
         return BaseModelOutputWithPoolingAndNoAttention(
-            last_hidden_state=x_NCHW, pooler_output=torch.mean(x_NCHW, dim=(2, 3))
+            last_hidden_state=x_NCHW,
+            pooler_output=torch.mean(x_NCHW, dim=(2, 3)),  # type: ignore[arg-type]
         )
 
 

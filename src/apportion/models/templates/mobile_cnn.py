@@ -118,7 +118,7 @@ class MobileCnnForImageClassification(transformers.PreTrainedModel):
 def check_block(spec: Any) -> dict[str, Any]:
     """A block's decisions, refused where they describe none."""
     try:
-        made = {
+        made: dict[str, Any] = {
             "kind": str(spec["kind"]),
             "kernel": int(spec["kernel"]),
             "expand": int(spec["expand"]),

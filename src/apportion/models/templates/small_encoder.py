@@ -142,7 +142,7 @@ def grid_sides(side: int, specs: list[dict[str, Any]]) -> list[int]:
 def check_block(spec: Any) -> dict[str, Any]:
     """A block's decisions, refused where they describe none."""
     try:
-        made = {
+        made: dict[str, Any] = {
             "window": int(spec["window"]),
             "heads": int(spec["heads"]),
             "head_size": int(spec["head_size"]),

@@ -17,7 +17,7 @@ def test_linear_layers_are_quantised_but_for_those_in_float():
     network = zoo.build("bert")
     network = network.replace(module=network.module.float())
     linear = [name for name, layer in network.module.named_modules() if isinstance(layer, torch.nn.Linear)]
-    recipe = Int8(scope="dynamic", in_float=(linear[0],))
+    recipe = Int8(activations="int8", scope="dynamic", in_float=(linear[0],))
     small = network.replace(calibration=(dict(network.inputs),), int8=recipe)
     rounded = simulate(small).module
     for name in linear:

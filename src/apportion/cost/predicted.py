@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -12,7 +12,7 @@ from apportion.cost.parts import BLOCK, Parts
 from apportion.device.meters import flops_by_part
 from apportion.models.factored import dense_numbers, work_shares
 from apportion.models.network import Network
-from apportion.models.quantise import QUANTISED
+from apportion.models.quantise import quantised_layers
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _float_share(model: Network) -> float:
     if not model.int8.in_float:
         return 0.0
     flops = flops_by_part(model)
-    layers = [name for name, layer in model.module.named_modules() if isinstance(layer, QUANTISED)]
+    layers = quantised_layers(model.replace(int8=replace(model.int8, in_float=())))
     left = sum(flops.get(name, 0) for name in layers if not model.int8.covers(name))
     return left / max(1, sum(flops.get(name, 0) for name in layers))
 

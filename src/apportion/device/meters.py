@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from apportion.core.meter import Reading
 from apportion.models.network import Network, forward
-from apportion.models.quantise import QUANTISED
+from apportion.models.quantise import quantised_layers
 from apportion.models.sparse import stored_bytes
 
 _HEADER_BYTES = 160  # of one tensor in a safetensors header, at most
@@ -45,13 +45,9 @@ class SizeOnDisk:
 
 
 def _int8_weights(model: Network) -> set[int]:
-    if model.int8.scope == "dynamic":
+    if model.int8.by_torch:
         return set()  # torch quantises when it loads the file, which is in float
-    return {
-        layer.weight.data_ptr()
-        for name, layer in model.module.named_modules()
-        if isinstance(layer, QUANTISED) and model.int8.covers(name)
-    }
+    return {layer.weight.data_ptr() for layer in quantised_layers(model).values()}  # type: ignore[operator]
 
 
 class FlopCount:

@@ -46,14 +46,24 @@ class Int8:
     """How a runtime quantises a network: a recipe, and what stays in float all the same.
 
     ``activations`` are unsigned or signed; ``scope`` is the layers with weights alone, or what lies between them, too
-    (sums, activations, pooling), so that numbers stay in int8 from layer to layer, or ``dynamic``: linear layers, run
-    by torch, with ranges of every input of its own; ``in_float`` names modules that are left out with all that is in
-    them. OpenVINO's tool has its own mind on the first two.
+    (sums, activations, pooling), so that numbers stay in int8 from layer to layer, or ``dynamic``: linear layers, with
+    ranges taken anew from every input, signed where torch runs them and unsigned in ONNX Runtime; ``in_float`` names
+    modules that are left out with all that is in them. OpenVINO's tool has its own mind on the first two.
     """
 
     activations: Literal["uint8", "int8"] = "uint8"
     scope: Literal["layers", "graph", "dynamic"] = "layers"
     in_float: tuple[str, ...] = ()
+
+    @property
+    def by_torch(self) -> bool:
+        """Whether torch itself runs it, by torchao."""
+        return self.scope == "dynamic" and self.activations == "int8"
+
+    @property
+    def mixes(self) -> bool:
+        """Whether single layers can stay in float; ONNX Runtime can't open a half-dynamic attention."""
+        return self.scope != "dynamic" or self.by_torch
 
     def covers(self, layer: str) -> bool:
         """Whether a layer is quantised."""

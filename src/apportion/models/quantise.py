@@ -14,7 +14,8 @@ from apportion.models.dynamic import quantise_dynamically
 from apportion.models.network import Network, forward
 
 LEVELS = 255
-QUANTISED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1D)
+LINEAR = (nn.Linear, Conv1D)
+QUANTISED = (*LINEAR, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def fake_quantise_weight(weight: Tensor, dim: int = 0) -> Tensor:
@@ -41,20 +42,30 @@ def fake_quantise_input(x: Tensor, low: float, high: float) -> Tensor:
 def simulate(network: Network, ranges: Mapping[str, tuple[float, float]] | None = None) -> Network:
     """A copy that computes what int8 would, with ranges set by the network's calibration inputs.
 
-    Linear and convolution layers are quantised but for those that stay in float: weights per output channel, inputs
-    per tensor. ``ranges`` are those of the network's inputs, where they are known already.
+    Layers are quantised but for those that stay in float: weights per output channel, inputs per tensor. ``ranges`` are
+    those of the network's inputs, where they are known already.
     """
-    module = copy.deepcopy(network.module)
-    if network.int8.scope == "dynamic":  # nothing to simulate: torch runs it
-        return network.replace(module=quantise_dynamically(module, network.int8.covers), calibration=())
-    ranges = ranges or input_ranges(network.module, network.calibration)
+    int8, module = network.int8, copy.deepcopy(network.module)
+    if int8.by_torch:  # nothing to simulate
+        return network.replace(module=quantise_dynamically(module, int8.covers), calibration=())
+    if int8.scope != "dynamic":
+        ranges = ranges or input_ranges(network.module, network.calibration)
     with torch.no_grad():
-        for name, layer in module.named_modules():
-            if name in ranges and network.int8.covers(name):
-                assert isinstance(layer.weight, Tensor)
-                layer.weight.copy_(fake_quantise_weight(layer.weight, dim=1 if isinstance(layer, Conv1D) else 0))
+        for name, layer in quantised_layers(network.replace(module=module)).items():
+            assert isinstance(layer.weight, Tensor)
+            layer.weight.copy_(fake_quantise_weight(layer.weight, dim=1 if isinstance(layer, Conv1D) else 0))
+            if int8.scope == "dynamic":
+                layer.register_forward_pre_hook(_rounding())
+            elif ranges is not None and name in ranges:
                 layer.register_forward_pre_hook(_rounding(*ranges[name]))
     return network.replace(module=module, calibration=())
+
+
+def quantised_layers(network: Network) -> dict[str, nn.Module]:
+    """The layers that the network's recipe quantises, by name."""
+    kinds = LINEAR if network.int8.scope == "dynamic" else QUANTISED
+    layers = network.module.named_modules()
+    return {name: layer for name, layer in layers if isinstance(layer, kinds) and network.int8.covers(name)}
 
 
 def input_ranges(module: nn.Module, batches: tuple[Mapping[str, Tensor], ...]) -> dict[str, tuple[float, float]]:
@@ -82,8 +93,12 @@ def input_ranges(module: nn.Module, batches: tuple[Mapping[str, Tensor], ...]) -
     return ranges
 
 
-def _rounding(low: float, high: float) -> Any:
+def _rounding(low: float | None = None, high: float | None = None) -> Any:
+    """Rounds what a layer is given, between two numbers or between the least and the greatest of what is given."""
+
     def hook(_layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (fake_quantise_input(args[0], low, high), *args[1:])
+        x = args[0]
+        least, most = (x.min().item(), x.max().item()) if low is None or high is None else (low, high)
+        return (fake_quantise_input(x, least, most), *args[1:])
 
     return hook

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from tests.models import zoo
 
 from apportion.core.meter import Reading
 from apportion.device.runtimes.graph import nodes_in_float
 from apportion.device.runtimes.ort import INT8, RUNTIME
 from apportion.device.target import find_target
 from apportion.errors import TargetError
-from apportion.methods.compress.recipe import STANDS, Tried, quickest
+from apportion.methods.compress.recipe import DYNAMIC, STANDS, Tried, quickest, recipes_for
 from apportion.models.load import load
 from apportion.models.network import Int8
+from apportion.models.quantise import simulate
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -77,3 +81,33 @@ def test_modules_that_no_node_is_named_after_can_not_stay_in_float():
         nodes_in_float(network, ["node_conv2d", "node_linear"])
     gone = load(CNN).replace(int8=Int8(in_float=("blocks.9",)))  # left out with its block
     assert nodes_in_float(gone, ["/module/head/Gemm"]) == []
+
+
+def test_ranges_are_taken_anew_where_linear_layers_hold_most_of_the_weights():
+    assert DYNAMIC in recipes_for(zoo.build("bert"), "ort")
+    assert DYNAMIC not in recipes_for(zoo.build("bert"), "openvino")
+    assert DYNAMIC not in recipes_for(load(CNN), "ort")
+
+
+def test_dynamic_int8_answers_as_simulated(tmp_path):
+    network = zoo.build("bert")
+    network = network.replace(module=network.module.float(), calibration=(dict(network.inputs),), int8=DYNAMIC)
+    target = find_target("ort-cpu-1t")
+    RUNTIME.build(network, tmp_path, target)
+    assert any(node.op_type == "MatMulInteger" for node in onnx.load(tmp_path / INT8).graph.node)
+    (hidden, *_) = RUNTIME.open(tmp_path, target)()
+    with torch.inference_mode():
+        exact = network.module(**network.inputs).last_hidden_state
+        wanted = simulate(network).module(**network.inputs).last_hidden_state
+    error, loss = (torch.from_numpy(hidden) - wanted).norm(), (wanted - exact).norm()
+    assert 0 < loss < 0.1 * exact.norm()
+    assert error < 0.7 * loss  # nearer to the simulation than that is to the original
+
+
+def test_dynamic_int8_is_of_all_linear_layers_or_of_none(tmp_path):
+    part = replace(DYNAMIC, in_float=("encoder.layer.0",))
+    network = zoo.build("bert")
+    network = network.replace(module=network.module.float(), calibration=(dict(network.inputs),), int8=part)
+    assert not part.mixes
+    with pytest.raises(TargetError, match="can't stay in float"):
+        RUNTIME.build(network, tmp_path, find_target("ort-cpu-1t"))

@@ -26,7 +26,7 @@ class Eager:
         torch.set_num_threads(target.threads)
         if target.device == "cuda" and not torch.cuda.is_available():
             raise TargetError("no CUDA device is visible to torch")
-        if target.precision == "int8" or (network.calibration and network.int8.scope == "dynamic"):
+        if target.precision == "int8" or (network.calibration and network.int8.by_torch):
             network = network.replace(module=quantise_dynamically(network.module, network.int8.covers))
         module = network.module.to(target.device)
         inputs = {name: tensor.to(target.device) for name, tensor in network.inputs.items()}

@@ -7,6 +7,7 @@ from typing import Any
 
 from apportion.device.runtimes import Step
 from apportion.device.target import Target
+from apportion.errors import TargetError
 
 MODEL = "model.onnx"
 INT8 = "int8.onnx"
@@ -21,13 +22,12 @@ class OnnxRuntime:
         export_onnx(network, folder)
         if precision_of(network, target) == "fp32":
             return
-        from onnxruntime.quantization import quantize_dynamic
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
         prepared = folder / "prepared.onnx"
         quant_pre_process(folder / MODEL, prepared, skip_symbolic_shape=True)
-        if precision_of(network, target) == "int8dyn":
-            quantize_dynamic(prepared, folder / INT8)
+        if precision_of(network, target) == "int8dyn" or network.int8.scope == "dynamic":
+            self._quantise_dynamic(folder, prepared, network)
         else:
             self._quantise_static(folder, prepared, network)
         prepared.unlink()
@@ -46,6 +46,17 @@ class OnnxRuntime:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         inputs = read_inputs(folder, [given.name for given in session.get_inputs()])
         return lambda given=None: session.run(None, given or inputs)
+
+    def _quantise_dynamic(self, folder: Path, prepared: Path, network: Any) -> None:
+        """Products with weights in int8, with ranges taken anew from every input."""
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        if network.int8.in_float:
+            raise TargetError(f"{network.int8.in_float[0]} can't stay in float in dynamic int8; quantise all or none")
+        ops = ["MatMul", "Gemm"]
+        quantize_dynamic(
+            prepared, folder / INT8, op_types_to_quantize=ops, per_channel=True, weight_type=QuantType.QInt8
+        )
 
     def _quantise_static(self, folder: Path, prepared: Path, network: Any) -> None:
         """Layers with weights in int8, or the graph as a whole, as the network says; products of activations never.

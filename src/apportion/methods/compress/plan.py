@@ -117,6 +117,9 @@ class Plan:
         if self.recipe is None:
             return
         recipe = self.recipe.int8
+        self.quantise = Quantise(self.splits.calibration, recipe)
+        if not recipe.mixes:
+            return
         what = {"run": self.bench.run, "what": "sensitivity to int8"}
         order = self.bench.store.get_or_make(
             what, lambda: {"order": list(by_sensitivity(self.network, self.splits.calibration, recipe))}

@@ -14,7 +14,7 @@ from apportion.device.target import Target
 from apportion.errors import TargetError
 from apportion.methods.compress.repair import answer_loss
 from apportion.models.network import Int8, Network, read_out
-from apportion.models.quantise import input_ranges, simulate
+from apportion.models.quantise import input_ranges, quantised_layers, simulate
 from apportion.tasks.batches import Examples
 
 PREFIX = "quantise"
@@ -78,9 +78,8 @@ def by_sensitivity(network: Network, calibration: Examples, recipe: Int8 | None 
     network = network.replace(calibration=tuple(shaped(calibration, network)))
     recipe = recipe or Int8()
     ranges = input_ranges(network.module, network.calibration)
-    linear = {name for name, layer in network.module.named_modules() if isinstance(layer, nn.Linear)}
     losses = {}
-    for layer in ranges if recipe.scope != "dynamic" else linear.intersection(ranges):
+    for layer in quantised_layers(network.replace(int8=recipe)).keys() & ranges:
         others = tuple(name for name in ranges if name != layer)
         run = simulate(network.replace(int8=replace(recipe, in_float=others)), ranges)
         answers = [read_out(run, batch) for batch in calibration.batches]

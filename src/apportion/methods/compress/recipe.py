@@ -14,15 +14,17 @@ from apportion.errors import MeasureError, TargetError
 from apportion.methods.compress.bench import Bench
 from apportion.methods.compress.quantise import Quantise
 from apportion.models.network import Int8, Network
+from apportion.models.quantise import quantised_layers
 from apportion.models.save import save
 from apportion.tasks.batches import Examples
 
+TORCH, DYNAMIC = Int8(activations="int8", scope="dynamic"), Int8(activations="uint8", scope="dynamic")
 RECIPES = {
     "ort": tuple(
         Int8(activations=signedness, scope=scope) for scope in ("graph", "layers") for signedness in ("uint8", "int8")
     ),
     "openvino": (Int8(),),
-    "compile": (Int8(scope="dynamic"),),
+    "compile": (TORCH,),
 }
 STANDS = 0.01  # of quality that a quicker recipe may lose against the best one
 PROCESSES, SECONDS_EACH = 5, 0.15  # enough processes that one which was disturbed does not count
@@ -63,6 +65,14 @@ def quickest(tried: Sequence[Tried], *, saves_time: bool = True) -> Tried | None
     return min((one for one in of_use if one.quality.value >= least), key=lambda one: one.ratio.value)
 
 
+def recipes_for(network: Network, runtime: str) -> tuple[Int8, ...]:
+    """The recipes to try: on ONNX Runtime also ranges taken anew, where linear layers hold most of the weights."""
+    weights = {name: layer.weight.numel() for name, layer in quantised_layers(network).items()}  # type: ignore[operator]
+    linear = quantised_layers(network.replace(int8=DYNAMIC))
+    mostly_linear = 2 * sum(weights[name] for name in linear) > sum(weights.values())
+    return RECIPES[runtime] + ((DYNAMIC,) if runtime == "ort" and mostly_linear else ())
+
+
 def try_recipes(
     network: Network, rule: Quantise, bench: Bench, meter: Meter[Network], examples: Examples
 ) -> list[Tried]:
@@ -99,7 +109,7 @@ def can_mix(network: Network, rule: Quantise, bench: Bench) -> bool:
 def _measured(
     network: Network, rule: Quantise, bench: Bench, meter: Meter[Network], examples: Examples, scratch: Path
 ) -> list[Tried]:
-    recipes = RECIPES[bench.target.runtime]
+    recipes = recipes_for(network, bench.target.runtime)
     candidates = [bench.original]
     quantised = {}
     for place, recipe in enumerate(recipes):

@@ -1,20 +1,22 @@
-"""What could the text references have been drawn from? The same features under other rows, classes, shots and readouts.
+"""What could the references have been drawn from? The same features under other rows, classes, shots and readouts.
 
-    .venv/bin/python benchmarks/fewshot_reference/pools.py       # two minutes
+    .venv/bin/python benchmarks/fewshot_reference/pools.py       # ten minutes, most of them for images
 
-The data folder's README gives nearest-class-mean accuracies of four text sets without the rows and classes they were
-drawn from. This prints what each choice reads, 600 episodes a cell, and how far 200 episodes over 20 random classes,
-or over all of them, stray from each other.
+The data folder's READMEs give nearest-class-mean accuracies without the rows and classes they were drawn from. This
+prints what each choice reads, 600 episodes a cell; for texts also how far 200 episodes over 20 random classes, or over
+all of them, stray from each other; for images also what half the pixels leave.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from run import MEASURED
+from PIL import Image
+from run import MEASURED, capped, spaced
 
 from apportion.models import load
 from apportion.models.network import Network, float_outputs, forward
@@ -28,6 +30,8 @@ from apportion.testing.summary import Summary
 
 HERE = Path(__file__).parent
 DOMAINS = ("banking77", "clinc150", "snips", "trec")
+IMAGES = "efficientnet-lite0"
+IMAGE_DOMAINS = ("sign_digits", "fruits360", "grocery", "plantdoc", "omniglot")
 EPISODES, AS_BEFORE, DRAWS = 600, 200, 40
 NUM_CLASSES = 20
 MAX_RAW = 4000  # texts read anew for features that are not kept
@@ -35,13 +39,47 @@ MAX_RAW = 4000  # texts read anew for features that are not kept
 
 def main() -> None:
     summary = Summary(HERE)
-    network = load("minilm")
-    columns = {name: dict(variants(network, load_domain(name))) for name in DOMAINS}
-    print("| what is drawn | " + " | ".join(DOMAINS) + " |\n|---|" + "---|" * len(DOMAINS))
-    print("| measured before | " + " | ".join(f"{MEASURED['minilm'][name]:.1f}" for name in DOMAINS) + " |")
+    texts, images = load("minilm"), load(IMAGES)
+    columns = {name: dict(variants(texts, load_domain(name))) for name in DOMAINS}
+    show(columns, MEASURED["minilm"])
+    pictures = {name: dict(image_variants(images, load_domain(name))) for name in IMAGE_DOMAINS}
+    show(pictures, MEASURED[IMAGES])
+    summary.write({}, name="pools", packages=("torch", "transformers", "numpy"), columns=columns, pictures=pictures)
+
+
+def show(columns: dict[str, dict[str, str]], before: dict[str, float]) -> None:
+    print("| what is drawn | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
+    print("| measured before | " + " | ".join(f"{before[name]:.1f}" for name in columns) + " |")
     for what in dict.fromkeys(what for column in columns.values() for what in column):
-        print(f"| {what} | " + " | ".join(columns[name].get(what, "") for name in DOMAINS) + " |")
-    summary.write({}, name="pools", packages=("torch", "transformers", "numpy"), columns=columns)
+        print(f"| {what} | " + " | ".join(column.get(what, "") for column in columns.values()) + " |")
+    print(flush=True)
+
+
+def image_variants(network: Network, domain: Domain) -> Iterator[tuple[str, str]]:
+    """What the class means of images read: other files, other classes, fewer pixels."""
+    cell = capped(domain, quick=False)
+    yield "as the cells draw them", shown(network, cell)
+    if domain.name == "sign_digits":
+        yield "the first 20 files of a class", shown(network, some_files(domain, slice(20)))
+        yield "every third file", shown(network, some_files(domain, slice(None, None, 3)))
+        yield "all files", shown(network, domain)
+    if len(domain.classes) > len(cell.classes):
+        for count in (10, 20):
+            chosen = [cell.classes[place] for place in spaced(len(cell.classes), count)]
+            if count < len(cell.classes):
+                yield f"{count} classes", shown(network, cell.select(classes=chosen))
+    yield "half the pixels in height and width", shown(network, halved(cell))
+
+
+def some_files(domain: Domain, which: slice) -> Domain:
+    return domain.select(rows=np.concatenate([domain.examples(name)[which] for name in domain.classes]))
+
+
+def halved(domain: Domain) -> Domain:
+    """The domain with every image scaled down to half its height and width."""
+    images = [Image.fromarray(np.asarray(image)) for image in domain.content]
+    small = tuple(np.asarray(image.resize((image.width // 2, image.height // 2))) for image in images)
+    return replace(domain, content=small, checksum=f"{domain.checksum}-half")
 
 
 def variants(network: Network, domain: Domain) -> Iterator[tuple[str, str]]:
@@ -74,7 +112,8 @@ def variants(network: Network, domain: Domain) -> Iterator[tuple[str, str]]:
 
 def shown(network: Network, domain: Domain, *, shots: int = 5, head: str = "prototype", raw: bool = False) -> str:
     table = {domain.name: unscaled(network, domain) if raw else features(network, domain)}
-    sampler = Sampler(domain, Shape(ways=5, shots=shots, queries=15), seed=0)
+    queries = 10 if domain.name == "omniglot" else 15
+    sampler = Sampler(domain, Shape(ways=5, shots=shots, queries=queries), seed=0)
     scores = score_episodes(list(sampler.episodes(EPISODES)), table, HEADS[head])
     return f"{100 * scores.reading().value:.1f} ± {100 * scores.half_width():.1f}"
 

@@ -59,8 +59,8 @@ def main() -> int:
         write_bound(bound, args.quality, args.bound)
         print(
             f"bound: the sum plus {bound.margin:.2f} of its size; {bound.num_exceeded} of {bound.num_left_out} runs "
-            f"left out exceeded theirs (at most {bound.violation_rate_upper:.0%} at 95 %), {bound.num_over_additive} lost more "
-            "than the plain sum"
+            f"left out exceeded theirs (at most {bound.violation_rate_upper:.0%} at 95 %), "
+            f"{bound.num_over_additive} lost more than the plain sum"
         )
     return 0
 

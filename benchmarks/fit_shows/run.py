@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 WORK = Path("build/fit_shows")
 SHARE, FLOOR = "40%", "98%"
 TARGETS = ("ort-cpu-1t", "openvino-cpu-1t", "torch-cpu-1t")
+BATCHES = {("resnet20", "torch-cpu-1t"): "32"}  # of single small images eager torch's own overhead is most of the time
 
 
 def main() -> None:
@@ -67,15 +68,15 @@ def cell(case: Case, target: str) -> dict[str, Any]:
     if not (out / "result.json").is_file():
         return {"met": False, "verified": False, "exit": done.returncode, "said": done.stderr.strip()[-200:]}
     told = json.loads((out / "result.json").read_text())
-    again = run("verify", str(out), *(("--model", case.ref) if case.factory else ()))
-    verdict = json.loads(again.stdout)
     (key,) = (key for key in told["limits"] if key.startswith("latency"))
+    again = run("verify", str(out), *(("--model", case.ref) if case.factory else ()))
+    seen = json.loads(again.stdout) if told["met"] else None  # what was not met has no certificate
     return {
         "met": told["met"],
         "exit": done.returncode,
-        "verified": again.returncode == 0 and verdict["met"],
+        "verified": again.returncode == 0,
         "share": round(told["final"][key]["value"] / told["baseline"][key]["value"], 4),
-        "share_verified": round(verdict["final"][key]["value"] / verdict["baseline"][key]["value"], 4),
+        "share_verified": seen and round(seen["final"][key]["value"] / seen["baseline"][key]["value"], 4),
         "quality_before": round(told["quality_before"]["value"], 4),
         "quality_after": round(told["quality_after"]["value"], 4),
         "quality_stderr": round(told["quality_after"]["stderr"], 4),
@@ -110,7 +111,8 @@ def resumed(case: Case) -> dict[str, Any]:
 
 def command(case: Case, target: str, share: str, out: Path) -> list[str]:
     asked = ["--budget", f"latency<={share}@{target}", "--quality-floor", FLOOR, "--data", case.data]
-    more = ["--rungs", "1", "--repair-steps", "300", "-o", str(out), "--json"]
+    more = ["--batch", BATCHES.get((case.name, target), "1"), "--rungs", "1", "--repair-steps", "600"]
+    more += ["-o", str(out), "--json"]
     return [sys.executable, "-m", "apportion", "fit", case.ref, *asked, *more]
 
 
@@ -132,8 +134,11 @@ def show(rows: dict[str, Any]) -> None:
             print(start + f" | | | | {row['exit']} | {row['said']} |")
             continue
         quality = f"{row['quality_before']:.1%} to {row['quality_after']:.1%}"
-        said = "met" if row["verified"] else "not met"
-        print(start + f"{row['share']:.1%} | {row['share_verified']:.1%}, {said} | {quality} | ", end="")
+        seen = f"{row['share_verified']:.1%}" if row["met"] else f"none: {row['outcome']}"
+        print(
+            start + f"{row['share']:.1%} | {seen}{'' if row['verified'] or not row['met'] else ', broken'} | ", end=""
+        )
+        print(f"{quality} | ", end="")
         print(f"{row['precision']} | {row['exit']} | {row['seconds']} |")
     if "refused" in rows:
         print(f"\na budget of 1%: exit {rows['refused']['exit']}: {rows['refused']['said']}")

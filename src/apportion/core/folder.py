@@ -71,9 +71,10 @@ class Folder:
     def certificate(self) -> Certificate:
         path = self.path / "certificate.json"
         if not path.is_file():
-            raise ApportionError(
-                f"{self.path} has no certificate; the {self.what} is not finished: start it again to go on"
-            )
+            ended = self.result() is not None
+            why = "ended without one, as nothing met what was asked" if ended else "is not finished"
+            then = "ask for less in another folder" if ended else "start it again to go on"
+            raise ApportionError(f"{self.path} has no certificate: the {self.what} {why}; {then}")
         return Certificate.from_json(path.read_text(encoding="utf-8"))
 
     def result(self) -> dict[str, Any] | None:

@@ -57,6 +57,12 @@ class Case:
     def meter(self) -> Accuracy:
         return Accuracy(self.network, self.splits.training, self.test)
 
+    def right(self, answer_ND: torch.Tensor, label_N: torch.Tensor) -> torch.Tensor:
+        """Which answers are right: the greatest logit, or the nearest class mean."""
+        if self.meter.mean_KD is not None:
+            answer_ND = answer_ND @ self.meter.mean_KD.T
+        return answer_ND.argmax(-1) == label_N
+
 
 CASES = {
     "resnet20": Case("resnet20", "benchmarks.compress_vs_peers.networks:resnet20", steps=150, floor=0.25),

@@ -54,10 +54,7 @@ def judged(point: Point, case: Case, target: Target) -> Point:
     batches = shaped(case.test, case.network, count=None)
     found = answers(Path(point.artefact), target, batches)
     read = [read_output(case.network, tuple(outputs), batch) for outputs, batch in zip(found, batches, strict=True)]
-    answer_ND = torch.cat(read)
-    if case.meter.mean_KD is not None:
-        answer_ND = answer_ND @ case.meter.mean_KD.T
-    right_N = (answer_ND.argmax(-1) == case.test.label_N).numpy()
+    right_N = case.right(torch.cat(read), case.test.label_N).numpy()
     return replace(point, right=np.packbits(right_N).tobytes().hex(), count=len(right_N))
 
 

@@ -116,16 +116,19 @@ def build_nncf(case: Case, network: Network, folder: Path, target: Target, *, co
     with quiet():
         if control:
             selection = shaped(case.splits.selection, network, count=None)
-            checked = [_as_numpy(batch, names) for batch in selection]
-            meter = case.meter.over(case.splits.selection)
+            size = len(case.splits.selection) // len(selection)
+            label_NB = case.splits.selection.label_N[: size * len(selection)].view(-1, size)
 
-            def judge(compiled, _items):
-                run = _opened(compiled)
-                found = [torch.from_numpy(np.asarray(run(row))) for row in checked]
-                return meter.score(_read(network, found, selection), network.readout).value, None
+            def judge(compiled, places):  # NNCF asks for all examples, and for single ones
+                run, right = _opened(compiled), []
+                for place in places:
+                    output = torch.from_numpy(np.asarray(run(_as_numpy(selection[place], names))))
+                    right.append(case.right(read_output(network, (output,), selection[place]), label_NB[place]))
+                return float(torch.cat(right).float().mean()), None
 
+            checked = nncf.Dataset(range(len(selection)), lambda place: _as_numpy(selection[place], names))
             model = nncf.quantize_with_accuracy_control(
-                model, data, nncf.Dataset(checked), judge, model_type=kind, max_drop=MAX_DROP, subset_size=len(rows)
+                model, data, checked, judge, model_type=kind, max_drop=MAX_DROP, subset_size=len(rows)
             )
         else:
             model = nncf.quantize(model, data, model_type=kind, subset_size=len(rows))
@@ -170,10 +173,6 @@ def _names(model) -> list[str]:
 
 def _as_numpy(batch, names: list[str]) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in batch.items() if name in names}
-
-
-def _read(network: Network, found: list[torch.Tensor], batches) -> torch.Tensor:
-    return torch.cat([read_output(network, (out,), batch) for out, batch in zip(found, batches, strict=True)])
 
 
 @contextlib.contextmanager

@@ -28,7 +28,6 @@ HERE = Path(__file__).parent
 WORK = Path("build/fit_shows")
 SHARE, FLOOR = "40%", "98%"
 TARGETS = ("ort-cpu-1t", "openvino-cpu-1t", "torch-cpu-1t")
-BATCHES = {("resnet20", "torch-cpu-1t"): "32"}  # of single small images eager torch's own overhead is most of the time
 
 
 def main() -> None:
@@ -111,8 +110,7 @@ def resumed(case: Case) -> dict[str, Any]:
 
 def command(case: Case, target: str, share: str, out: Path) -> list[str]:
     asked = ["--budget", f"latency<={share}@{target}", "--quality-floor", FLOOR, "--data", case.data]
-    more = ["--batch", BATCHES.get((case.name, target), "1"), "--rungs", "1", "--repair-steps", "600"]
-    more += ["-o", str(out), "--json"]
+    more = ["--rungs", "4", "--repair-steps", "300", "-o", str(out), "--json"]
     return [sys.executable, "-m", "apportion", "fit", case.ref, *asked, *more]
 
 

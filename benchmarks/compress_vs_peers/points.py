@@ -58,7 +58,7 @@ def judged(point: Point, case: Case, target: Target) -> Point:
     return replace(point, right=np.packbits(right_N).tobytes().hex(), count=len(right_N))
 
 
-def timed(points: Sequence[Point], target: Target, seconds: float = 1.0) -> list[Point]:
+def timed(points: Sequence[Point], target: Target, seconds: float = 0.5) -> list[Point]:
     """Every point in turns with the original, in fresh processes: its latency as a share of the original's.
 
     Two at a time, as they would run alone: with many in one process each finds the caches full of the others. Rounds

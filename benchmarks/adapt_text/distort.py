@@ -140,8 +140,8 @@ def show(rows: list[dict]) -> None:
 def told(rows: list[dict]) -> str:
     shares = [share for row in rows for share in row["shares"]]
     held, refused = sum(share <= 1 for share in shares), sum(row["refused"] for row in rows)
-    used = np.mean([share for share in shares if share <= 1]) if held else float("nan")
-    return f"{held} of {len(shares)}" + (f" ({refused} refused)" if refused else "") + f", {used:.0%}"
+    used = f", {np.mean([share for share in shares if share <= 1]):.0%}" if held else ""
+    return f"{held} of {len(shares)}" + (f" ({refused} refused)" if refused else "") + used
 
 
 if __name__ == "__main__":

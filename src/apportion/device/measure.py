@@ -108,8 +108,8 @@ class Session:
         return Reading(value=statistics.median(medians), unit="ms", stderr=max(within, between), count=count)
 
     def ratio(self, name: str, to: str) -> Reading:
-        """Latency relative to another candidate in the calm processes, which cancels what slowed both."""
-        pairs = [(self.timings[name][place], self.timings[to][place]) for place in self.calm(to)]
+        """Latency relative to another candidate in the same processes, of those that count."""
+        pairs = [(self.timings[name][place], self.timings[to][place]) for place in self.counted(to)]
         ratios = [ours.median_ms / theirs.median_ms for ours, theirs in pairs]
         within = (
             statistics.fmean(
@@ -122,16 +122,20 @@ class Session:
         count = sum(ours.count for ours, _ in pairs)
         return Reading(value=statistics.median(ratios), unit="ratio", stderr=max(within, between), count=count)
 
-    def calm(self, reference: str) -> list[int]:
-        """The processes that nothing disturbed, as far as the reference can tell, and never fewer than half of them.
+    def num_calm(self, reference: str) -> int:
+        """How many processes nothing disturbed, as far as the reference can tell."""
+        medians = [timing.median_ms for timing in self.timings[reference]]
+        return sum(median <= CALM * min(medians) for median in medians)
+
+    def counted(self, reference: str) -> list[int]:
+        """The processes that ratios to a reference count: the calm ones, and never fewer than half of all.
 
         What shares a core's units slows one kind of arithmetic more than another, so a ratio does not cancel it. The
         reference alone decides, so candidates are not chosen by their luck; if noise decides, ratios read too high.
         """
-        medians = [timing.median_ms for timing in self.timings[reference]]
-        order = sorted(range(len(medians)), key=medians.__getitem__)
-        num_calm = sum(median <= CALM * medians[order[0]] for median in medians)
-        return sorted(order[: max(num_calm, (len(medians) + 1) // 2)])
+        timings = self.timings[reference]
+        order = sorted(range(len(timings)), key=lambda place: timings[place].median_ms)
+        return sorted(order[: max(self.num_calm(reference), (len(timings) + 1) // 2)])
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -111,8 +111,8 @@ class Bench:
     ) -> Session:
         """A saved model, or what was built of it, against the original, side by side in several fresh processes.
 
-        Processes are added, to at most three times as many, while some were disturbed or the session is not ``clear``
-        about the budget.
+        Processes are added, to at most three times as many, while most of them were disturbed or the session is not
+        ``clear`` about the budget.
         """
         candidates = [self.original, self.candidate(folder, artefact)]
 
@@ -122,7 +122,7 @@ class Bench:
         num_wanted = self.config.processes
         session = more(num_wanted)
         while session.conditions["processes"] < 3 * num_wanted and not (
-            len(session.calm(BASELINE)) >= num_wanted and clear(session)
+            session.num_calm(BASELINE) > num_wanted // 2 and clear(session)
         ):
             session = session.plus(more(1))
         return session

@@ -20,19 +20,13 @@ from apportion.methods.adapt.episodes import frozen_means
 from apportion.methods.adapt.pool import Pool, read_pool
 from apportion.methods.adapt.solve import solve
 from apportion.models.network import Network
-from apportion.tasks.fixed import FIXED, SHOTS, fixed_split
+from apportion.tasks.fixed import FIXED, PUBLISHED, SHOTS, fixed_split
 from apportion.tasks.heads import HEADS
 from apportion.testing.summary import Summary
 
 TARGET = "ort-cpu-1t"
 BUDGETS = (0.15, 0.25, 0.5, 1.0)
 SHOWN = ("cosine", "logistic")
-PUBLISHED = {
-    "banking77 5": "RoBERTa + classifier 74.0, USE + ConveRT 77.8, CPFT 80.9, ICDA 84.0",
-    "banking77 10": "RoBERTa + classifier 84.3, USE + ConveRT 85.2, CPFT 87.2, ICDA 89.8",
-    "clinc150 5": "RoBERTa + classifier 88.0, USE + ConveRT 90.5, CPFT 92.3, ICDA 92.6",
-    "clinc150 10": "RoBERTa + classifier 91.6, USE + ConveRT 93.3, CPFT 94.2, ICDA 94.8",
-}
 
 
 def main() -> None:
@@ -46,9 +40,10 @@ def main() -> None:
     for name in FIXED:
         for shots in SHOTS:
             rows += [found := judge(learned, name, shots)]
+            peers = ", ".join(f"{peer} {value:.1f}" for peer, value in PUBLISHED[f"{name}_{shots}shot"].items())
             for head in SHOWN:
                 cells = " | ".join(f"{100 * value:.1f}" for value in found[head])
-                print(f"| {name}, {shots} | {head} | {cells} | {PUBLISHED[f'{name} {shots}']} |", flush=True)
+                print(f"| {name}, {shots} | {head} | {cells} | {peers} |", flush=True)
     summary.write({}, name="published", packages=("torch", "transformers"), rows=rows)
 
 

@@ -20,6 +20,7 @@ from apportion.methods.compose.private import PrivateMeans
 from apportion.methods.compose.refine import Mode, refine
 from apportion.methods.compose.resident import Resident
 from apportion.methods.compose.router import Router
+from apportion.methods.compose.support import support_loss
 from apportion.models.network import read_out
 from apportion.models.registry import find_packaged
 from apportion.numerics.simplex import entropy
@@ -97,8 +98,6 @@ def lorahub(blend: Resident, base: dict[str, Tensor], task: Task, seed: int, tri
 
     The published code asks Nevergrad's NGOpt; this is a (1 + 1) evolution strategy with as many trials.
     """
-    from apportion.methods.compose.support import support_loss
-
     rng = np.random.default_rng(seed)
     num_sources = len(blend.sources)
 
@@ -107,8 +106,7 @@ def lorahub(blend: Resident, base: dict[str, Tensor], task: Task, seed: int, tri
         with torch.no_grad():
             for name, parameter in blend.parameters.items():
                 parameter.copy_(state[name])
-            value = float(support_loss(blend.network, task.support))
-        return value + 0.05 * float(np.abs(coefficient).mean())
+        return support_loss(blend.network, task.support) + 0.05 * float(np.abs(coefficient).mean())
 
     best, width = np.zeros(num_sources), 0.4
     value = loss(best)

@@ -49,6 +49,7 @@ class Crew:
 def _start(world: World) -> None:
     global _world
     torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high")
     _world = world
 
 

@@ -25,7 +25,7 @@ import torch
 from arms import Outcome
 from crew import Crew, Job
 from library import SOURCES, prepare, train
-from world import CHANGE, CHANGED, GRID, MERGES, OURS, STUDIES, TABLE, World
+from world import CHANGE, CHANGED, GRID, MERGES, OURS, STUDIES, TABLE, World, without
 
 from apportion.numerics.cvar import cvar
 from apportion.testing.summary import Summary
@@ -118,7 +118,10 @@ def read(out: Path) -> list[dict[str, Any]]:
 
 
 def settle(crew: Crew, num_lessons: int, num_valid: int) -> dict[str, object]:
-    """Router, merges and shuffled sources, and the settings that do best on the validation tasks."""
+    """Router, merges and shuffled sources, and the settings that do best on the validation tasks.
+
+    Half of these are of domains that a source knows, half of domains whose source was taken away.
+    """
     scratch = crew.world.scratch
     lessons = crew.map([("embed", "", 0), *(("lesson", "", place) for place in range(num_lessons))])[1:]
     np.savez(
@@ -130,13 +133,13 @@ def settle(crew: Crew, num_lessons: int, num_valid: int) -> dict[str, object]:
         [
             *(("router", name, 0) for name in ("", *SOURCES)),
             *(("shuffle", name, 0) for name in SOURCES[1:]),
-            *(("merge", name, 0) for name in GRID),
+            *(("merge", without(name, hidden), 0) for hidden in ("", *SOURCES) for name in GRID),
         ]
     )
-    found = crew.map([("valid", "", place) for place in range(num_valid)])
+    found = crew.map([(side, "", place) for side in ("valid", "far") for place in range(num_valid)])
     scores = {name: float(np.mean([one[name].accuracy for one in found])) for name in (*GRID, *OURS)}
     merges = {kind: max((n for n in GRID if n.startswith(kind)), key=lambda n: scores[n]) for kind in MERGES}
-    chosen: dict[str, object] = {"merges": merges, "mode": max(OURS, key=lambda name: scores[name])}
+    chosen: dict[str, object] = {"merges": merges, "mode": max(OURS, key=lambda name: scores[name]), "scores": scores}
     (scratch / "chosen.json").write_text(json.dumps(chosen))
     return chosen
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from apportion.methods.compose.align import align, permute_units
 from apportion.methods.compose.choose import oracle
 from apportion.methods.compose.resident import Resident
-from apportion.methods.compose.router import Lesson, Router, TrainConfig, source_embedding
+from apportion.methods.compose.router import Lesson, Router, load_router, save_router, source_embedding
 from apportion.methods.compose.router import train as train_router
 from apportion.models.load import load
 from apportion.models.network import read_out
@@ -41,6 +41,14 @@ PLAIN = ("uniform", "best single", "greedy soup", "oracle")
 CHANGED = ("known", "added later", "taken away")
 
 
+WITHOUT = " without "
+
+
+def without(name: str, hidden: str) -> str:
+    """The name of something made of all sources but one."""
+    return f"{name}{WITHOUT}{hidden}" if hidden else name
+
+
 @dataclass(frozen=True)
 class Study:
     """Settings that are compared on tasks of their own, and the methods judged at each."""
@@ -56,11 +64,11 @@ STUDIES = {
     "near-duplicates of banking77": Study(("0", "1", "3"), PLAIN),
     "order of heads and neurons": Study(("as trained", "shuffled", "shuffled, aligned"), PLAIN),
     "irrelevant sources": Study(("0", "2", "10", "26"), PLAIN),
-    "shots": Study(("1", "2", "5", "10", "20", "50", "100"), FEW),
     "residual at shots": Study(("2", "10", "20"), ("oracle", "oracle + residual", "oracle + scattered")),
     "share of the first domain": Study(("50/50", "70/30", "90/10"), FEW),
     "wrong labels": Study(("0%", "20%", "40%"), FEW),
     "typing errors in queries": Study(("none", "some"), FEW),
+    "shots": Study(("1", "2", "5", "10", "20", "50", "100"), FEW),
 }
 
 
@@ -96,11 +104,8 @@ class World:
         return self.arms
 
     def router(self, name: str) -> tuple[Router, torch.Tensor]:
-        state = load_file(self.scratch / f"{name}.safetensors")
         source_SP = load_file(self.scratch / "embeddings.safetensors")["source_SP"]
-        router = Router(source_SP.shape[1])
-        router.load_state_dict(state)
-        return router.eval(), source_SP
+        return load_router(self.scratch / f"{name}.safetensors")[0], source_SP
 
     def do(self, what: str, setting: str, place: int) -> Any:
         """One piece of work: a lesson, a merge, a router, a shuffled source, a validation task or a task of a study."""
@@ -109,12 +114,24 @@ class World:
         work: dict[str, Callable[[str, int], Any]] = {
             "lesson": lambda _, place: self.lesson(place),
             "embed": lambda *_: self.embed(),
-            "merge": lambda setting, _: fixed_merge(self.folder, SOURCES, GRID[setting], self.scratch / setting),
+            "merge": lambda setting, _: self.merge(*setting.split(WITHOUT)),
             "router": lambda setting, _: self.fit_router(setting),
             "shuffle": lambda setting, _: self.shuffle(setting),
             "valid": lambda _, place: self.judged_by(self.arms, self.tasks("valid", ""), place, (*GRID, *OURS)),
+            "far": lambda _, place: self.far(place),
         }
         return work[what](setting, place)
+
+    def merge(self, name: str, hidden: str = "") -> None:
+        """Writes a merge of all sources, or of all but one."""
+        left = [source for source in SOURCES if source != hidden]
+        fixed_merge(self.folder, left, GRID[name], self.scratch / without(name, hidden))
+
+    def far(self, place: int) -> dict[str, Outcome]:
+        """A validation task whose own source is away, from the router's training too: its domain is new to all."""
+        drawn = self.tasks("far", "")
+        (own,) = drawn[place].pools
+        return self.judged_by(self.arms_of(without("", own)), drawn, place, (*GRID, *OURS))
 
     def lesson(self, place: int) -> tuple[np.ndarray, np.ndarray]:
         """The oracle's weights on a task drawn from the sources' own training texts."""
@@ -152,15 +169,11 @@ class World:
         if hidden:
             others = [place for place, name in enumerate(SOURCES) if name != hidden]
             source_SP = source_SP[others]
-            lessons = [
-                Lesson(lesson.prototype_CP, teacher_LS / teacher_LS.sum(-1, keepdim=True))
-                for lesson in lessons
-                if float((teacher_LS := lesson.teacher_LS[:, others]).sum()) > 0.1
-            ]
+            lessons = [Lesson(lesson.prototype_CP, lesson.teacher_LS[:, others]) for lesson in lessons]
         torch.manual_seed(0)
         router = Router(source_SP.shape[1])
-        train_router(router, lessons, source_SP, TrainConfig(epochs=40))
-        save_file(router.state_dict(), self.scratch / f"router{hidden}.safetensors")
+        train_router(router, lessons, source_SP)
+        save_router(self.scratch / f"router{hidden}.safetensors", router, {})
 
     def shuffle(self, name: str) -> None:
         """Writes a source with its heads and neurons in another order, and that one aligned to the first source."""
@@ -208,13 +221,23 @@ class World:
         """Methods over the sources of a study's setting; only the latest are kept, since they can be many."""
         if sources not in self.changed_arms:
             self.changed_arms.clear()
-            self.changed_arms[sources] = Arms(self.library.having(self.states_of(sources)), {}, None, None)
+            torch.cuda.empty_cache()
+            library = self.library.having(self.states_of(sources))
+            fixed, router, source_SP = {}, None, None
+            if sources.startswith(WITHOUT):
+                hidden = sources.removeprefix(WITHOUT)
+                fixed = {n: self.library.read(self.scratch / without(n, hidden) / "model.safetensors") for n in GRID}
+                router, source_SP = self.router(f"router{hidden}")
+                source_SP = source_SP[[name != hidden for name in SOURCES]]
+            self.changed_arms[sources] = Arms(library, fixed, router, source_SP)
         return self.changed_arms[sources]
 
     def states_of(self, sources: str) -> dict[str, dict[str, torch.Tensor]]:
         study, _, setting = sources.partition(": ")
         library = self.library
         states = dict(library.states)
+        if sources.startswith(WITHOUT):
+            del states[sources.removeprefix(WITHOUT)]
         if study.startswith("near"):
             states |= {name: library.read(self.folder / name / "model.safetensors") for name in TWINS[: int(setting)]}
         elif study.startswith("order") and setting != "as trained":
@@ -233,6 +256,8 @@ class World:
             return tasks(library, prepared(), 150, seed=4)
         if study == "valid":
             return tasks(library, judged("valid"), 20, seed=1)
+        if study == "far":
+            return [task for pool in judged("valid") for task in tasks(library, [pool], 4, seed=12)]
         if study == TABLE:
             return tasks(library, judged(setting), count, seed=2)
         if study == CHANGE:

@@ -20,7 +20,7 @@ from apportion.tasks.domain import Domain
 from apportion.tasks.domains import load_domain
 from apportion.tasks.episode import Sampler, Shape
 from apportion.tasks.features import features
-from apportion.tasks.fixed import fixed_split, omniglot_sampler
+from apportion.tasks.fixed import PUBLISHED, fixed_split, omniglot_sampler
 from apportion.tasks.heads import HEADS
 from apportion.tasks.scores import Scores, score_episodes
 from apportion.testing.summary import Summary
@@ -49,13 +49,6 @@ MEASURED = {
 }
 MEASURED_EPISODES = {"minilm": 200, "efficientnet-lite0": 300}
 # Published, full test set, all classes, in percent: fine-tuned language models, trained convolutions.
-PUBLISHED = {
-    "banking77_5shot": {"RoBERTa + classifier": 74.04, "USE + ConveRT": 77.75, "CPFT": 80.86, "ICDA": 84.01},
-    "banking77_10shot": {"RoBERTa + classifier": 84.27, "USE + ConveRT": 85.19, "CPFT": 87.20, "ICDA": 89.79},
-    "clinc150_5shot": {"RoBERTa + classifier": 87.99, "USE + ConveRT": 90.49, "CPFT": 92.34, "ICDA": 92.62},
-    "clinc150_10shot": {"RoBERTa + classifier": 91.55, "USE + ConveRT": 93.26, "CPFT": 94.18, "ICDA": 94.84},
-    "omniglot_20way1shot": {"MatchingNet": 93.8, "MAML": 95.8, "ProtoNet": 96.0},
-}
 
 
 class Run:

@@ -69,18 +69,22 @@ def cell(case: Case, target: str) -> dict[str, Any]:
         return {"met": False, "verified": False, "exit": done.returncode, "said": done.stderr.strip()[-200:]}
     told = json.loads((out / "result.json").read_text())
     (key,) = (key for key in told["limits"] if key.startswith("latency"))
+    start = told["baseline"][key]["value"]
     again = run("verify", str(out), *(("--model", case.ref) if case.factory else ()))
     seen = json.loads(again.stdout) if told["met"] else None  # what was not met has no certificate
     return {
         "met": told["met"],
         "exit": done.returncode,
         "verified": again.returncode == 0,
-        "share": round(told["final"][key]["value"] / told["baseline"][key]["value"], 4),
+        "share": round(told["final"][key]["value"] / start, 4),
         "share_verified": seen and round(seen["final"][key]["value"] / seen["baseline"][key]["value"], 4),
         "quality_before": round(told["quality_before"]["value"], 4),
         "quality_after": round(told["quality_after"]["value"], 4),
         "quality_stderr": round(told["quality_after"]["stderr"], 4),
         "precision": told["precision"],
+        "rungs": [
+            round(r["final"][key]["value"] / told["baseline"][key]["value"], 4) for r in told["ladder"] if r["met"]
+        ],
         "outcome": told["outcome"],
         "seconds": round(told["seconds"]),
     }
@@ -133,7 +137,8 @@ def show(rows: dict[str, Any]) -> None:
             print(start + f" | | | | {row['exit']} | {row['said']} |")
             continue
         quality = f"{row['quality_before']:.1%} to {row['quality_after']:.1%}"
-        seen = f"{row['share_verified']:.1%}" if row["met"] else f"none: {row['outcome']}"
+        ladder = ", ".join(f"{share:.0%}" for share in row["rungs"])
+        seen = f"{row['share_verified']:.1%}" if row["met"] else f"none: {row['outcome']}; rungs met: {ladder}"
         print(
             start + f"{row['share']:.1%} | {seen}{'' if row['verified'] or not row['met'] else ', broken'} | ", end=""
         )

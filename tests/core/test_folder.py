@@ -61,7 +61,10 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
         RunFolder(tmp_path).begin("me", {})
     with pytest.raises(ApportionError, match="is a file"):
         RunFolder(tmp_path / "notes.txt")
-    with pytest.raises(ApportionError, match="no certificate"):
+    with pytest.raises(ApportionError, match="the run is not finished; start it again"):
+        RunFolder(tmp_path).certificate()
+    RunFolder(tmp_path).write("result.json", {"met": False})
+    with pytest.raises(ApportionError, match=r"the run ended without one.*; ask for less"):
         RunFolder(tmp_path).certificate()
 
 

@@ -240,14 +240,16 @@ def test_a_damaged_line_that_is_not_torn_off_is_refused_and_left_alone(path, num
 
 def test_a_line_missing_from_the_middle_is_refused(path):
     lines = written(path, start_row(), move_row(1), move_row(2)).splitlines(keepends=True)
-    path.write_bytes(lines[0] + lines[1] + lines[3])
-    refused(path, "row 2 stands where row 1 belongs")
+    damaged = lines[0] + lines[1] + lines[3]
+    path.write_bytes(damaged)
+    assert refused(path, "row 2 stands where row 1 belongs") == damaged
 
 
 def test_a_line_written_twice_is_refused(path):
     lines = written(path, start_row(), move_row(1)).splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines, lines[-1]]))
-    refused(path, "row 1 stands where row 2 belongs")
+    damaged = b"".join([*lines, lines[-1]])
+    path.write_bytes(damaged)
+    assert refused(path, "row 1 stands where row 2 belongs") == damaged
 
 
 def test_the_ledger_of_another_run_is_refused_and_left_alone(path):
@@ -297,9 +299,11 @@ def test_a_second_opener_is_refused_until_the_first_is_done(path):
 
 
 def test_a_ledger_that_was_refused_is_not_locked(path):
-    written(path, start_row(), run="seed 0")
-    refused(path, "other settings", run="seed 1")
-    Ledger(path, run="seed 0").close()
+    whole = written(path, start_row(), run="seed 0")
+    assert refused(path, "other settings", run="seed 1") == whole
+    with Ledger(path, run="seed 0") as ledger:
+        ledger.append(move_row(1))
+        assert list(ledger) == [start_row(), move_row(1)]
 
 
 START_FIELDS, MOVE_FIELDS = start_row().to_json(), move_row().to_json()
@@ -364,8 +368,9 @@ def test_a_row_that_does_not_fit_the_schema_is_refused(path, fields):
     ids=["huge number", "knob as list", "deep"],
 )
 def test_a_hostile_row_is_refused_like_any_other(path, text):
-    path.write_bytes(written(path) + text.encode() + b"\n")
-    refused(path)
+    whole = written(path) + text.encode() + b"\n"
+    path.write_bytes(whole)
+    assert refused(path) == whole
 
 
 @pytest.mark.parametrize(

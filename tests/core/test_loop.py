@@ -20,15 +20,7 @@ from apportion.core.meter import Reading
 from apportion.core.policy import Greedy, Proposal, Scheduled
 from apportion.errors import BudgetError, KnobError
 from apportion.testing.suites import check_proposition_1
-from apportion.testing.toys import (
-    Additive,
-    Counting,
-    Jittered,
-    Noisy,
-    Scaled,
-    Toy,
-    composed_toy,
-)
+from apportion.testing.toys import Additive, Counting, Jittered, Noisy, Scaled, Toy, composed_toy
 
 # Proposition 1
 

@@ -21,15 +21,7 @@ from apportion.core.budget import Budget, Limit
 from apportion.core.ledger import Ledger
 from apportion.core.loop import Outcome
 from apportion.core.policy import Greedy, Scheduled
-from apportion.testing.toys import (
-    Counting,
-    Jittered,
-    Noisy,
-    Scaled,
-    Toy,
-    composed_toy,
-    concave_toy,
-)
+from apportion.testing.toys import Counting, Jittered, Noisy, Scaled, Toy, composed_toy, concave_toy
 
 SRC = Path(apportion.__file__).parents[1]
 

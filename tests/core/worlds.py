@@ -12,14 +12,7 @@ from apportion.core.knob import Choice, Setting
 from apportion.core.ledger import Ledger
 from apportion.core.loop import budgeted_loop
 from apportion.core.policy import Greedy, Scheduled
-from apportion.testing.toys import (
-    Additive,
-    Jittered,
-    Noisy,
-    Scaled,
-    Scrambled,
-    Toy,
-)
+from apportion.testing.toys import Additive, Jittered, Noisy, Scaled, Scrambled, Toy
 
 STAGED = Scheduled(stages=("prune.*", "quantise.*"))
 

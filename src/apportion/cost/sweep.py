@@ -21,7 +21,7 @@ from apportion.models.network import Int8, Network
 from apportion.models.save import save
 
 WHOLE = "whole"
-MIN_CHUNK, MAX_CHUNK = 8, 24
+MIN_CHUNK, MAX_CHUNK = 8, 32
 MAX_CHUNK_BYTES = 2 * 10**9  # of weights that a measuring process holds at a time
 PROCESSES = 3
 

@@ -130,8 +130,9 @@ class Session:
     def counted(self, reference: str) -> list[int]:
         """The processes that ratios to a reference count: the calm ones, and never fewer than half of all.
 
-        What shares a core's units slows one kind of arithmetic more than another, so a ratio does not cancel it. The
-        reference alone decides, so candidates are not chosen by their luck; if noise decides, ratios read too high.
+        A ratio cancels what slows both alike, which not everything does: where an fp32 reference was slow, int8 was
+        seen to be slower still. The reference alone decides, so candidates are not chosen by their luck; if noise
+        decides, ratios read too high.
         """
         timings = self.timings[reference]
         order = sorted(range(len(timings)), key=lambda place: timings[place].median_ms)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import logging
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,7 +133,7 @@ def _from_saved(ref: str, folder: Path, batch: int, tokens: int, seed: int, fact
                 f"{ref} was made by the factory {fields['factory']!r}; code named in a file is not run: name it "
                 "yourself (fit --factory, verify --model)"
             )
-        network = _from_factory(factory, readout=_saved_readout(fields))
+        network = copy.deepcopy(_made_once(factory, _saved_readout(fields)))
         network = network.replace(origin=Origin(ref=ref, folder=folder, factory=factory))
         module = network.module
     else:
@@ -190,6 +192,12 @@ def _calibration(path: Path, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Te
 def _saved_readout(fields: Mapping[str, Any]) -> Readout:
     readout = fields.get("readout")
     return readout if readout in ("embedding", "logits", "token-logits") else "embedding"
+
+
+@lru_cache(maxsize=1)
+def _made_once(ref: str, readout: Readout) -> Network:
+    """What a factory makes, kept: many saved cuts of one network are loaded side by side, each with its own weights."""
+    return _from_factory(ref, readout)
 
 
 def _from_factory(ref: str, readout: Readout | None = None) -> Network:

@@ -48,16 +48,13 @@ def simulate(network: Network, ranges: Mapping[str, tuple[float, float]] | None 
     int8, module = network.int8, copy.deepcopy(network.module)
     if int8.by_torch:  # nothing to simulate
         return network.replace(module=quantise_dynamically(module, int8.covers), calibration=())
-    if int8.scope != "dynamic":
-        ranges = ranges or input_ranges(network.module, network.calibration)
+    ranges = ranges or input_ranges(network.module, network.calibration)
     with torch.no_grad():
         for name, layer in quantised_layers(network.replace(module=module)).items():
-            assert isinstance(layer.weight, Tensor)
-            layer.weight.copy_(fake_quantise_weight(layer.weight, dim=1 if isinstance(layer, Conv1D) else 0))
-            if int8.scope == "dynamic":
-                layer.register_forward_pre_hook(_rounding())
-            elif ranges is not None and name in ranges:
-                layer.register_forward_pre_hook(_rounding(*ranges[name]))
+            if name in ranges:  # else it is not run
+                assert isinstance(layer.weight, Tensor)
+                layer.weight.copy_(fake_quantise_weight(layer.weight, dim=1 if isinstance(layer, Conv1D) else 0))
+                layer.register_forward_pre_hook(_rounding(ranges[name] if int8.scope != "dynamic" else None))
     return network.replace(module=module, calibration=())
 
 
@@ -93,12 +90,11 @@ def input_ranges(module: nn.Module, batches: tuple[Mapping[str, Tensor], ...]) -
     return ranges
 
 
-def _rounding(low: float | None = None, high: float | None = None) -> Any:
-    """Rounds what a layer is given, between two numbers or between the least and the greatest of what is given."""
+def _rounding(between: tuple[float, float] | None) -> Any:
+    """Rounds what a layer is given, in a range or in the range of what is given."""
 
     def hook(_layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         x = args[0]
-        least, most = (x.min().item(), x.max().item()) if low is None or high is None else (low, high)
-        return (fake_quantise_input(x, least, most), *args[1:])
+        return (fake_quantise_input(x, *(between or (x.min().item(), x.max().item()))), *args[1:])
 
     return hook

@@ -13,11 +13,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from apportion.errors import BudgetError, DataError, InfeasibleError, ModelError
 from apportion.methods.compose.blend import Blend, layer_groups, module_groups
-from apportion.methods.compose.choose import best_single, greedy_soup, oracle, with_residual
+from apportion.methods.compose.choose import _safest, best_single, greedy_soup, oracle, with_residual
 from apportion.methods.compose.compose import ComposeConfig, open_all
 from apportion.methods.compose.fewshot import TaskConfig, compose_for, prepare
 from apportion.methods.compose.router import Router, save_router
-from apportion.methods.compose.support import encode, held_out_loss, support_loss, support_scores
+from apportion.methods.compose.support import encode, held_out_losses, support_loss, support_scores
 from apportion.tasks.support import read_support
 
 WORDS = [f"w{n}" for n in range(58)]
@@ -130,7 +130,7 @@ def test_a_residual_edits_few_modules_and_only_where_held_out_examples_gain(blen
     choice = best_single(blend, support)
     found = with_residual(blend, support, choice, 2)
     losses = found.notes["held_out_loss"]
-    assert losses[found.notes["residual_steps"]] == min(losses.values())
+    assert losses[found.notes["residual_steps"]] <= losses[0]
     assert len(module_groups(list(found.edits))) <= 2
     assert found.loss <= choice.loss + 1e-6
     if found.notes["residual_steps"] == 0:
@@ -141,18 +141,35 @@ def test_a_residual_that_held_out_examples_reject_is_dropped(blended, monkeypatc
     blend, support = blended()
     choice = best_single(blend, support)
     calls = iter(range(10**6))
-    monkeypatch.setattr("apportion.methods.compose.choose.held_out_loss", lambda *_: float(next(calls)))
+    monkeypatch.setattr(
+        "apportion.methods.compose.choose.held_out_losses", lambda _, __, held: torch.full((len(held),), next(calls))
+    )
     found = with_residual(blend, support, choice, 2)  # every step looks worse than the one before
     assert found.notes["residual_steps"] == 0
     assert found.edits == {}
     assert found.loss == pytest.approx(choice.loss, rel=1e-5)
 
 
+@pytest.mark.parametrize(("gain", "noise", "taken"), [(0.5, 0.1, 1), (0.5, 5.0, 0), (-0.5, 0.1, 0), (0.0, 0.0, 0)])
+def test_a_residual_takes_a_gain_that_luck_does_not_explain(gain, noise, taken):
+    luck_N = torch.randn(40, generator=torch.Generator().manual_seed(0)).double()
+    start_N = torch.full((40,), 3.0).double()
+    assert _safest(torch.stack([start_N, start_N - gain + noise * (luck_N - luck_N.mean())])) == taken
+
+
+def test_a_residual_is_seldom_taken_where_there_is_nothing_to_gain():
+    generator = torch.Generator().manual_seed(0)
+    taken = [_safest(torch.randn(2, 30, generator=generator).double()) for _ in range(400)]
+    assert sum(taken) / 400 < 0.06
+
+
 def test_a_scattered_residual_edits_as_many_numbers_anywhere(blended, monkeypatch):
     blend, support = blended()
     choice = best_single(blend, support)
     calls = iter(range(10**6))
-    monkeypatch.setattr("apportion.methods.compose.choose.held_out_loss", lambda *_: -float(next(calls)))
+    monkeypatch.setattr(
+        "apportion.methods.compose.choose.held_out_losses", lambda _, __, held: -torch.full((len(held),), next(calls))
+    )
     found = {scattered: with_residual(blend, support, choice, 2, scattered=scattered) for scattered in (False, True)}
     numbers = {kind: sum(int((edit != 0).sum()) for edit in one.edits.values()) for kind, one in found.items()}
     allowed = sum(edit.numel() for edit in found[False].edits.values())
@@ -170,11 +187,23 @@ def test_folds_hold_out_every_repeated_class_once(blended):
         assert set(fitted.label_N.tolist()) == {0, 1}
 
 
-def test_held_out_loss_of_the_support_on_itself_is_finite(blended):
+def test_losses_of_the_support_on_itself_are_finite(blended):
     blend, support = blended()
-    assert np.isfinite(held_out_loss(blend.network, support, support))
-    with torch.no_grad():
-        assert np.isfinite(float(support_loss(blend.network, support)))
+    assert held_out_losses(blend.network, support, support).isfinite().all()
+    assert np.isfinite(support_loss(blend.network, support))
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 7])
+def test_a_support_in_parts_has_the_loss_and_gradient_of_the_whole(blended, monkeypatch, at_once):
+    blend, support = blended()
+    blend.set_weights(weights(0.2, 0.5, 0.3))
+    loss, gradient = blend.gradients(support)
+    monkeypatch.setattr("apportion.methods.compose.support._AT_ONCE", at_once)
+    assert len(support.parts()) == -(-len(support) // at_once)
+    again, in_parts = blend.gradients(support)
+    assert again == pytest.approx(loss, rel=1e-5)
+    for name, slope in gradient.items():
+        torch.testing.assert_close(in_parts[name], slope, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +217,7 @@ def test_the_result_is_written_and_loads_as_it_was_chosen(folders, task, tmp_pat
 
     network = load(str(tmp_path / "out"), tokens=8)
     support = encode(network, read_support(str(task)))
-    with torch.no_grad():
-        assert float(support_loss(network, support)) == pytest.approx(result["support_loss"], rel=1e-3, abs=1e-4)
+    assert support_loss(network, support) == pytest.approx(result["support_loss"], rel=1e-3, abs=1e-4)
     record = json.loads((tmp_path / "out" / "compose.json").read_text())
     assert sum(source["weight"] for source in record["sources"]) == pytest.approx(1)
     assert record["active_sources"] <= kwargs.get("max_sources", 3)

@@ -18,7 +18,7 @@ from apportion.errors import ModelError
 from apportion.methods.compose.checkpoint import blocks
 from apportion.methods.compose.recipes import Linear
 from apportion.methods.compose.source import Source, Stack
-from apportion.methods.compose.support import Support, support_loss
+from apportion.methods.compose.support import Support, loss_and_gradient, support_loss
 from apportion.models.network import Network
 
 _LAYER = re.compile(r"(?:^|.*?\.)(?:layers?|h|blocks?|stages?)\.\d+(?=\.)")
@@ -77,8 +77,7 @@ class Blend:
 
     def loss(self, weight_LS: Tensor, support: Support) -> float:
         self.set_weights(weight_LS)
-        with torch.no_grad():
-            return float(support_loss(self.network, support))
+        return support_loss(self.network, support)
 
     def gradients(self, support: Support) -> tuple[float, dict[str, Tensor]]:
         """Support loss of the network as it is set, and its gradient by tensor."""
@@ -86,12 +85,11 @@ class Blend:
         for name in names:
             self.parameters[name].requires_grad_(True)
         try:
-            loss = support_loss(self.network, support)
-            found = torch.autograd.grad(loss, [self.parameters[name] for name in names], allow_unused=True)
+            loss, found = loss_and_gradient(self.network, support, [self.parameters[name] for name in names])
         finally:
             for name in names:
                 self.parameters[name].requires_grad_(False)
-        return float(loss.detach()), {n: g for n, g in zip(names, found, strict=True) if g is not None}
+        return loss, dict(zip(names, found, strict=True))
 
     def objective(self, support: Support, weight_LS: Tensor) -> tuple[float, Tensor]:
         """Loss and its gradient in the weights: inner products with the sources, block by block (eq. C5)."""

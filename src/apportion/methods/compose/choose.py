@@ -1,6 +1,6 @@
 """Choosing a mixture by a support set: the best single source, a greedy soup, or the oracle's weights and edits.
 
-Shape letters: L blocks, S sources.
+Shape letters: L blocks, S sources, K numbers of steps, N examples.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from apportion.core.progress import Progress, Silent
 from apportion.methods.compose.blend import Blend, module_groups
 from apportion.methods.compose.prices import Prices
-from apportion.methods.compose.support import Support, held_out_loss, support_accuracy
+from apportion.methods.compose.support import Support, held_out_losses, support_accuracy
 from apportion.numerics.frank_wolfe import frank_wolfe
 
 _FOLDS = 4
@@ -104,23 +104,24 @@ def with_residual(
     """Adds edits to the few modules where the support asks most for them, as far as examples held out agree (C30).
 
     The modules of largest gradient per number are freed, and gradient steps with backtracking are taken on them. How
-    many steps, none included, is what a cross-validation over the support finds best: where held-out examples do not
-    gain, there is no residual. ``scattered`` frees as many single numbers instead, those of largest gradient anywhere.
+    many steps is found by a cross-validation over the support, and there is no residual unless the held-out examples
+    gain more than luck explains: twice the standard error of their mean. ``scattered`` frees as many single numbers
+    instead, those of largest gradient anywhere.
     """
     folds = support.folds(_FOLDS, seed)
     if not folds or num_blocks < 1:
         return choice
     with (progress or Silent()).stage("cross-validating the residual") as update:
-        loss_by_steps = dict.fromkeys(_STEPS, 0.0)
+        held_losses: dict[int, list[Tensor]] = {steps: [] for steps in _STEPS}
         for place, (fitted, held) in enumerate(folds):
             blend.edits = {}
             blend.set_weights(choice.weight_LS)
             for steps in _descend(blend, fitted, num_blocks, _STEPS[-1], scattered):
-                if steps in loss_by_steps:
-                    share = len(held) / sum(len(other) for _, other in folds)
-                    loss_by_steps[steps] += share * held_out_loss(blend.network, fitted, held)
+                if steps in held_losses:
+                    held_losses[steps].append(held_out_losses(blend.network, fitted, held))
             update((place + 1) / (len(folds) + 1))
-        best = min(loss_by_steps, key=lambda steps: (loss_by_steps[steps], steps))
+        loss_KN = torch.stack([torch.cat(losses) for losses in held_losses.values()]).double().cpu()
+        best = _STEPS[_safest(loss_KN)]
         blend.edits = {}
         blend.set_weights(choice.weight_LS)
         start = {name: parameter.clone() for name, parameter in blend.parameters.items()} if best else {}
@@ -128,7 +129,8 @@ def with_residual(
             pass
         edits = {name: blend.parameters[name] - old for name, old in start.items()}
     blend.edits = {name: edit for name, edit in edits.items() if bool(edit.any())}
-    notes = {**choice.notes, "residual_steps": best, "held_out_loss": loss_by_steps}
+    told = dict(zip(_STEPS, loss_KN.mean(-1).tolist(), strict=True))
+    notes = {**choice.notes, "residual_steps": best, "held_out_loss": told}
     return Choice(choice.weight_LS, blend.loss(choice.weight_LS, support), dict(blend.edits), notes)
 
 
@@ -173,6 +175,13 @@ def _priced_option(
     blend.edits = trial_edits
     loss = blend.loss(trial_LS, support)
     return (loss - value) / max(saved, 1e-12), loss, trial_LS, trial_edits
+
+
+def _safest(loss_KN: Tensor) -> int:
+    """The row whose gain over the first, less twice its standard error, is largest; the first where none has any."""
+    gain_KN = loss_KN[0] - loss_KN
+    lower_K = gain_KN.mean(-1) - 2 * gain_KN.std(-1, correction=0) / max(1, loss_KN.shape[-1] - 1) ** 0.5
+    return int(lower_K.argmax()) if float(lower_K.max()) > 0 else 0
 
 
 def _edited_rows(blend: Blend, edits: dict[str, Tensor]) -> list[int]:

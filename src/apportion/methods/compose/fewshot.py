@@ -22,10 +22,9 @@ from apportion.methods.compose.prices import measure_prices
 from apportion.methods.compose.recipes import Linear
 from apportion.methods.compose.refine import MODES, refine, truncate
 from apportion.methods.compose.router import load_router, source_embedding
-from apportion.methods.compose.support import Support, encode
+from apportion.methods.compose.support import Support, encode, outputs
 from apportion.methods.compose.taskcache import cached_choice, task_key
 from apportion.models.load import load
-from apportion.models.network import read_out
 from apportion.tasks.domain import Domain
 from apportion.tasks.heads import class_means
 from apportion.tasks.support import read_support
@@ -166,8 +165,7 @@ def routed(task: TaskConfig, opened: Opened, blend: Blend, support: Support) -> 
         weight_LS = torch.zeros(1, len(probe.sources), dtype=torch.float64)
         weight_LS[0, place] = 1
         probe.set_weights(weight_LS)
-        with torch.no_grad():
-            return read_out(blend.network, support.inputs)
+        return outputs(blend.network, support)
 
     base_NP = features(0)
     prototype_CP = class_means(base_NP, support.label_N, len(support.classes))

@@ -1,11 +1,17 @@
 r"""The router: from the class means of a support set to weights over sources, in one forward pass (the paper's § 6).
 
-Sources are scored by an embedding of theirs, not by a row of a matrix, so a source that was added later has a score
-without retraining, and one that was removed leaves the others' as they were. Shape letters: C classes, P features, S
-sources, L blocks, M experts, H hidden, T tasks.
+A source is scored by an embedding of its own, not by a row of a matrix. Every class asks for the sources that it lies
+near; where it is near none, for all alike. What training adds to that is used for the sources it was trained with, so
+a source that was added later is scored by likeness alone, without retraining. Shape letters: C classes, P features, S
+sources, L blocks, M experts, H hidden.
 
-.. math:: \rho_{\ell s} = \langle q_\ell(u), k(e_s) \rangle / \sqrt{H} + \beta\, \overline{\cos}(p_c, e_s), \quad
+.. math:: m_s = \frac{1}{C} \sum_c g_c \, \mathrm{softmax}_s(\beta \cos_{cs}) + \frac{1 - g_c}{S}, \quad
+          g_c = \sigma\big(\kappa (\max_s \cos_{cs} - r)\big)
+
+.. math:: \rho_{\ell s} = \log m_s + \mathbb{1}[s \text{ known}] \, \langle q_\ell(u), k(e_s) \rangle / \sqrt{H}, \quad
           w_\ell = \mathrm{softmax}(\rho_\ell) \quad \text{(eq. C36)}
+
+:math:`\cos_{cs}` is that of class mean and source embedding, both seen from the middle of all tasks trained on.
 """
 
 from __future__ import annotations
@@ -30,7 +36,12 @@ from apportion.numerics.simplex import entropy
 class Router(nn.Module):
     """Prototypes to a summary by pooling over classes, and the summary to weights by matching source embeddings."""
 
-    def __init__(self, num_features: int, *, hidden: int = 64, num_blocks: int = 1, num_experts: int = 0) -> None:
+    middle_P: Tensor
+    known_SP: Tensor
+
+    def __init__(
+        self, num_features: int, *, hidden: int = 64, num_blocks: int = 1, num_experts: int = 0, num_known: int = 0
+    ) -> None:
         super().__init__()
         self.num_features, self.num_blocks, self.num_experts = num_features, num_blocks, num_experts
         self.per_class = nn.Sequential(nn.Linear(num_features, hidden), nn.GELU(), nn.Linear(hidden, hidden))
@@ -38,7 +49,11 @@ class Router(nn.Module):
         self.query = nn.Linear(hidden, num_blocks * hidden)
         self.key = nn.Sequential(nn.Linear(num_features, hidden), nn.GELU(), nn.Linear(hidden, hidden))
         self.expert = nn.Linear(hidden, num_experts) if num_experts else None
-        self.match = nn.Parameter(torch.tensor(5.0))
+        self.log_sharpness = nn.Parameter(torch.tensor(2.0))
+        self.log_fall = nn.Parameter(torch.tensor(2.3))
+        self.reach = nn.Parameter(torch.tensor(0.3))
+        self.register_buffer("middle_P", torch.zeros(num_features))
+        self.register_buffer("known_SP", torch.zeros(num_known, num_features))
         nn.init.zeros_(self.query.weight)  # starts as plain likeness of prototypes and source embeddings
         nn.init.zeros_(self.query.bias)
 
@@ -48,17 +63,31 @@ class Router(nn.Module):
         spread_H = each_CH.std(0, correction=0)
         return self.summary(torch.cat([each_CH.mean(0), each_CH.amax(0), spread_H]))
 
-    def logits(self, prototype_CP: Tensor, source_SP: Tensor) -> Tensor:
+    def likeness(self, prototype_CP: Tensor, source_SP: Tensor) -> Tensor:
+        """Weights over the sources by where the classes lie, shape (S,)."""
+        toward_CP = functional.normalize(prototype_CP - self.middle_P, dim=-1)
+        cosine_CS = toward_CP @ functional.normalize(source_SP - self.middle_P, dim=-1).T
+        near_CS = (self.log_sharpness.exp() * cosine_CS).softmax(-1)
+        near_C1 = torch.sigmoid(self.log_fall.exp() * (cosine_CS.amax(-1, keepdim=True) - self.reach))
+        return (near_C1 * near_CS + (1 - near_C1) / len(source_SP)).mean(0)
+
+    def knows(self, source_SP: Tensor) -> Tensor:
+        """Which of the sources training has seen, shape (S,)."""
+        if not len(self.known_SP):
+            return torch.zeros(len(source_SP), dtype=torch.bool)
+        return (source_SP[:, None] - self.known_SP).abs().amax(-1).amin(-1) < 1e-5
+
+    def logits(self, prototype_CP: Tensor, source_SP: Tensor, known_S: Tensor | None = None) -> Tensor:
         """Scores of every source for every block, shape (L, S)."""
         if source_SP.shape[-1] != self.num_features or prototype_CP.shape[-1] != self.num_features:
             raise DataError(
                 f"the router takes {self.num_features} features, got {prototype_CP.shape[-1]} of prototypes and "
                 f"{source_SP.shape[-1]} of sources; embed both with its encoder"
             )
+        known_S = self.knows(source_SP) if known_S is None else known_S
         query_LH = self.query(self.pool(prototype_CP)).reshape(self.num_blocks, -1)
-        key_SH = self.key(source_SP)
-        likeness_CS = functional.normalize(prototype_CP, dim=-1) @ functional.normalize(source_SP, dim=-1).T
-        return query_LH @ key_SH.T / key_SH.shape[-1] ** 0.5 + self.match * likeness_CS.mean(0)
+        learned_LS = query_LH @ self.key(source_SP).T / query_LH.shape[-1] ** 0.5
+        return self.likeness(prototype_CP, source_SP).clamp_min(1e-6).log() + learned_LS * known_S
 
     def forward(self, prototype_CP: Tensor, source_SP: Tensor) -> Tensor:
         """Weights over the sources for every block, shape (L, S)."""
@@ -82,14 +111,19 @@ class Lesson:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How the router is trained; ``temperature`` softens the teacher, the penalties favour few sources."""
+    """How the router is trained.
 
-    epochs: int = 60
+    ``temperature`` softens the teacher, the penalties favour few sources. In every step each source is away with
+    probability ``away`` and scored as if it were new with probability ``new``.
+    """
+
+    epochs: int = 40
     rate: float = 3e-3
-    temperature: float = 2.0
+    temperature: float = 1.0
     entropy_penalty: float = 0.0
     sparsity_penalty: float = 0.0
-    source_dropout: float = 0.3
+    away: float = 0.5
+    new: float = 0.5
     weight_decay: float = 1e-3
     seed: int = 0
 
@@ -112,22 +146,25 @@ def train(
 ) -> list[float]:
     """Trains on the oracle's weights; returns the mean loss of every epoch.
 
-    In every step some sources are hidden from both, so that the router learns to match whatever library it is given.
+    The weight of sources that are away is spread over the others: what a task should get whose source is not there.
     """
     config = config or TrainConfig()
     if not lessons:
         raise DataError("the router needs at least one task to learn from")
     generator = torch.Generator().manual_seed(config.seed)
+    router.middle_P = torch.cat([lesson.prototype_CP for lesson in lessons]).mean(0)
+    router.known_SP = source_SP.clone()
     optimiser = torch.optim.AdamW(router.parameters(), lr=config.rate, weight_decay=config.weight_decay)
     history = []
     for _ in range(config.epochs):
         total = 0.0
         for place in torch.randperm(len(lessons), generator=generator).tolist():
             lesson = lessons[place]
-            seen_S = _visible(lesson.teacher_LS, config.source_dropout, generator)
-            teacher_LS = lesson.teacher_LS[:, seen_S]
-            teacher_LS = teacher_LS / teacher_LS.sum(-1, keepdim=True).clamp_min(1e-12)
-            logit_LS = router.logits(lesson.prototype_CP, source_SP[seen_S])
+            here_S = _at_least_two(torch.rand(len(source_SP), generator=generator) >= config.away)
+            known_S = torch.rand(int(here_S.sum()), generator=generator) >= config.new
+            teacher_LS = lesson.teacher_LS[:, here_S]
+            teacher_LS = teacher_LS + (1 - teacher_LS.sum(-1, keepdim=True)) / teacher_LS.shape[-1]
+            logit_LS = router.logits(lesson.prototype_CP, source_SP[here_S], known_S)
             weight_LS = logit_LS.softmax(-1)
             loss = distillation(logit_LS, teacher_LS, config.temperature)
             loss = loss + config.entropy_penalty * entropy(weight_LS).mean()
@@ -158,13 +195,8 @@ def source_embedding(base_NP: Tensor, tuned_NP: Tensor) -> Tensor:
     return (centred_N[:, None] * base_NP).sum(0) / centred_N.sum()
 
 
-def _visible(teacher_LS: Tensor, dropout: float, generator: torch.Generator) -> Tensor:
-    """The sources shown in a step: at least two, and never without all that the teacher uses."""
-    num_sources = teacher_LS.shape[-1]
-    seen_S = torch.rand(num_sources, generator=generator) >= dropout
-    if int(seen_S.sum()) < 2 or float(teacher_LS[:, seen_S].sum(-1).min()) < 0.1:
-        return torch.arange(num_sources)
-    return seen_S.nonzero()[:, 0]
+def _at_least_two(here_S: Tensor) -> Tensor:
+    return here_S if int(here_S.sum()) >= 2 else torch.ones_like(here_S)
 
 
 def save_router(path: Path, router: Router, embeddings: Mapping[str, Tensor]) -> None:
@@ -173,6 +205,7 @@ def save_router(path: Path, router: Router, embeddings: Mapping[str, Tensor]) ->
     tensors |= {f"source/{name}": tensor.float().contiguous() for name, tensor in embeddings.items()}
     shape = {"num_features": router.num_features, "num_blocks": router.num_blocks, "num_experts": router.num_experts}
     shape["hidden"] = router.per_class[0].out_features  # type: ignore[assignment]
+    shape["num_known"] = len(router.known_SP)
     write_whole(path, save(tensors, metadata={"apportion_router": json.dumps(shape)}))
 
 
@@ -186,7 +219,9 @@ def load_router(path: Path) -> tuple[Router, dict[str, Tensor]]:
     try:
         with safe_open(path, framework="np") as file:
             shape = json.loads((file.metadata() or {})["apportion_router"])
-        sizes = {name: int(shape[name]) for name in ("num_features", "hidden", "num_blocks", "num_experts")}
+        sizes = {
+            name: int(shape[name]) for name in ("num_features", "hidden", "num_blocks", "num_experts", "num_known")
+        }
         if not all(0 <= size <= 10**5 for size in sizes.values()):
             raise ValueError
         with torch.device("meta"):

@@ -21,6 +21,8 @@ from apportion.tasks.features import image_inputs, text_inputs, tokenise
 from apportion.tasks.heads import left_out_means
 
 _SCALE = 10.0
+_AT_ONCE = 128
+"""Examples that go through the network at a time, so that memory does not grow with the support."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,12 @@ class Support:
         """Some of the examples, with the classes numbered as before."""
         place = torch.as_tensor(rows, dtype=torch.long)
         return Support({key: value[place] for key, value in self.inputs.items()}, self.label_N[place], self.classes)
+
+    def parts(self) -> list[Support]:
+        """The examples in their order, as many in each part as go through a network at a time."""
+        if len(self) <= _AT_ONCE:
+            return [self]
+        return [self.at(range(len(self))[start : start + _AT_ONCE]) for start in range(0, len(self), _AT_ONCE)]
 
     def folds(self, count: int, seed: int) -> list[tuple[Support, Support]]:
         """Pairs of a part to fit on and a part held out; every class of at least two examples is in both."""
@@ -87,39 +95,70 @@ def support_scores(feature_ND: Tensor, label_N: Tensor) -> Tensor:
     return _SCALE * score_NC
 
 
-def support_loss(network: Network, support: Support) -> Tensor:
-    """Cross-entropy of a network on a support set.
+def outputs(network: Network, support: Support) -> Tensor:
+    """What a network says of every example, without gradients."""
+    with torch.no_grad():
+        return torch.cat([read_out(network, part.inputs) for part in support.parts()])
+
+
+def output_loss(network: Network, support: Support, output: Tensor) -> Tensor:
+    """Cross-entropy of what a network says of a support set.
 
     An embedding is judged by the class means of the support itself, each example left out of its own; a classifier
     whose labels are the support's by its logits.
     """
-    output = read_out(network, support.inputs)
     if network.readout == "logits":
         return functional.cross_entropy(output, _class_numbers(network, support))
     return functional.cross_entropy(support_scores(output, support.label_N), support.label_N)
 
 
+def support_loss(network: Network, support: Support) -> float:
+    """The same of a network as it is."""
+    return float(output_loss(network, support, outputs(network, support)))
+
+
+def loss_and_gradient(network: Network, support: Support, parameters: Sequence[Tensor]) -> tuple[float, list[Tensor]]:
+    """Support loss and its gradient in some parameters; zeros for those that it does not depend on.
+
+    A support of several parts goes through the network twice: for the loss and its slope in every output, then part by
+    part to pull that slope back. The result is that of one pass; only one part's activations are held.
+    """
+    parts = support.parts()
+    if len(parts) == 1:
+        loss = output_loss(network, support, read_out(network, support.inputs))
+        found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        return float(loss.detach()), list(found)
+    output = outputs(network, support).requires_grad_(True)
+    loss = output_loss(network, support, output)
+    (slope,) = torch.autograd.grad(loss, output)
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    for part, pull in zip(parts, slope.split([len(part) for part in parts]), strict=True):
+        answer = read_out(network, part.inputs)
+        found = torch.autograd.grad(answer, parameters, pull, allow_unused=True, materialize_grads=True)
+        for sum_, gradient in zip(total, found, strict=True):
+            sum_ += gradient
+    return float(loss.detach()), total
+
+
 def support_accuracy(network: Network, support: Support) -> float:
     """Share of the support that is classified rightly, each embedding judged without itself."""
-    with torch.no_grad():
-        output = read_out(network, support.inputs)
-        if network.readout == "logits":
-            return float((output.argmax(-1) == _class_numbers(network, support)).double().mean())
-        return float((support_scores(output, support.label_N).argmax(-1) == support.label_N).double().mean())
+    output = outputs(network, support)
+    if network.readout == "logits":
+        return float((output.argmax(-1) == _class_numbers(network, support)).double().mean())
+    return float((support_scores(output, support.label_N).argmax(-1) == support.label_N).double().mean())
 
 
-def held_out_loss(network: Network, fitted: Support, held: Support) -> float:
-    """Cross-entropy on examples held out, by the class means of those fitted on."""
-    with torch.no_grad():
-        query = read_out(network, held.inputs)
-        if network.readout == "logits":
-            return float(functional.cross_entropy(query, _class_numbers(network, held)))
-        feature = read_out(network, fitted.inputs)
-        onehot = functional.one_hot(fitted.label_N, len(fitted.classes)).to(feature.dtype)
-        mean = (onehot.T @ feature) / onehot.sum(0).clamp_min(1)[:, None]
-        score = -_SCALE * torch.cdist(query[None], mean[None])[0].square()
-        score = score.masked_fill(onehot.sum(0) == 0, -1e4)
-        return float(functional.cross_entropy(score, held.label_N))
+def held_out_losses(network: Network, fitted: Support, held: Support) -> Tensor:
+    """Cross-entropy of every example held out, by the class means of those fitted on."""
+    query = outputs(network, held)
+    if network.readout == "logits":
+        return functional.cross_entropy(query, _class_numbers(network, held), reduction="none")
+    feature = outputs(network, fitted)
+    onehot = functional.one_hot(fitted.label_N, len(fitted.classes)).to(feature.dtype)
+    mean = (onehot.T @ feature) / onehot.sum(0).clamp_min(1)[:, None]
+    score = -_SCALE * torch.cdist(query[None], mean[None])[0].square()
+    score = score.masked_fill(onehot.sum(0) == 0, -1e4)
+    return functional.cross_entropy(score, held.label_N, reduction="none")
 
 
 def _class_numbers(network: Network, support: Support) -> Tensor:

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from apportion.core.budget import Budget, Limit
 from apportion.core.knob import Choice
-from apportion.core.ledger import Ledger
-from apportion.core.loop import budgeted_loop
 from apportion.methods.compress.policies.problem import Option, Problem
 from apportion.testing.toys import Additive, Toy
 
@@ -93,22 +91,3 @@ def limits(latency_ms=None, size_bytes=None):
     if size_bytes is not None:
         asked.append(Limit(quantity="size", value=size_bytes, unit="B"))
     return Budget(tuple(asked))
-
-
-def run(toy, budget, policy, *, ledger=None, **options):
-    ledger = Ledger() if ledger is None else ledger
-    result = budgeted_loop(
-        getattr(toy, "model", None) or toy.start,
-        knobs=toy.knobs,
-        rules=toy.rules,
-        meters=options.pop("meters", toy.meters),
-        budget=budget,
-        policy=policy,
-        ledger=ledger,
-        **options,
-    )
-    return result, list(ledger)
-
-
-def accepted(rows):
-    return [row for row in rows if row.kind == "move" and row.accepted]

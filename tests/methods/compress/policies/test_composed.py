@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.methods.compress.policies.instances import accepted, limits, run
+from tests.core.worlds import STAGED, accepted, run
+from tests.methods.compress.policies.instances import limits
 
 from apportion.core.budget import Budget
 from apportion.core.knob import Choice
@@ -21,7 +22,6 @@ from apportion.methods.compress.policies.exact import Exact
 from apportion.testing.suites import PolicySuite, check_proposition_1
 from apportion.testing.toys import Additive, Counting, Toy, composed_toy, rough_toy
 
-STAGED = Scheduled(stages=("prune.*", "quantise.*"))
 STAGES = (Scheduled(stages=("prune.*",)), Scheduled(stages=("quantise.*",)))
 
 

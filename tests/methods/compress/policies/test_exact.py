@@ -10,15 +10,8 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.methods.compress.policies.instances import (
-    accepted,
-    additive_toys,
-    choices,
-    least_loss,
-    limits,
-    problems,
-    run,
-)
+from tests.core.worlds import accepted, run
+from tests.methods.compress.policies.instances import additive_toys, choices, least_loss, limits, problems
 
 from apportion.core.budget import Budget
 from apportion.core.knob import Choice, Setting

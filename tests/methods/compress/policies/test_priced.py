@@ -8,14 +8,8 @@ import random
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.methods.compress.policies.instances import (
-    choices,
-    least_loss,
-    limits,
-    problems,
-    run,
-    solvable_problems,
-)
+from tests.core.worlds import run
+from tests.methods.compress.policies.instances import choices, least_loss, limits, problems, solvable_problems
 
 from apportion.core.budget import Budget
 from apportion.core.knob import Choice

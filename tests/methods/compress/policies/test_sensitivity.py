@@ -6,7 +6,8 @@ import random
 
 import pytest
 from hypothesis import given, settings
-from tests.methods.compress.policies.instances import additive_toys, limits, run
+from tests.core.worlds import run
+from tests.methods.compress.policies.instances import additive_toys, limits
 
 from apportion.core.budget import Budget
 from apportion.core.knob import Choice, Setting

@@ -3,14 +3,12 @@
     .venv/bin/python benchmarks/busy_neighbour/run.py       # two minutes on two cores
 
 Processes alternate: with nothing else running, and with neighbours on the other cores that multiply or copy numbers.
-Printed are the ratio in each, and what a session says that is half disturbed: the plain median, and ``Session.ratio``,
-which counts the processes in which the original ran at speed.
+Printed are the ratio in each, and what a session says whose processes are half of each kind.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -41,11 +39,11 @@ def main() -> None:
     for name in RECIPES:
         for kind, busy in NEIGHBOURS.items():
             rows[f"{name} {kind}"] = compare(CASES[name], busy)
-    heads = ("network in int8", "neighbour", "alone", "beside it", "slowdown", "both, plain", "both, as counted")
+    heads = ("network in int8", "neighbour", "alone", "beside it", "slowdown", "both")
     print(f"| {' | '.join(heads)} |")
     print("|---" * len(heads) + "|")
     for name, row in rows.items():
-        shown = " | ".join(f"{row[key]:.3f}" for key in ("calm", "busy", "slowdown", "plain", "counted"))
+        shown = " | ".join(f"{row[key]:.3f}" for key in ("calm", "busy", "slowdown", "both"))
         print(f"| {' | '.join(name.split())} | {shown} |")
     figures = {f"{key} {name}".replace(" ", "_"): row[key] for name, row in rows.items() for key in row}
     summary.write(figures, packages=("torch", "onnxruntime"), rows=rows)
@@ -72,9 +70,9 @@ def compare(case: Case, neighbour: str) -> dict[str, float]:
                     other.wait()
     both = joined([session for pair in zip(calm, busy, strict=True) for session in pair])
     told = {name: joined(sessions) for name, sessions in (("calm", calm), ("busy", busy))}
-    found = {name: plain(session) for name, session in told.items()}
+    found = {name: session.ratio("int8", "original").value for name, session in told.items()}
     slower = told["busy"].latency("original").value / told["calm"].latency("original").value
-    found |= {"slowdown": slower, "plain": plain(both), "counted": both.ratio("int8", "original").value}
+    found |= {"slowdown": slower, "both": both.ratio("int8", "original").value}
     return {name: round(value, 4) for name, value in found.items()}
 
 
@@ -83,12 +81,6 @@ def joined(sessions: list[Session]) -> Session:
     for session in sessions[1:]:
         whole = whole.plus(session)
     return whole
-
-
-def plain(session: Session) -> float:
-    """The median ratio over all processes."""
-    pairs = zip(session.timings["int8"], session.timings["original"], strict=True)
-    return statistics.median(ours.median_ms / theirs.median_ms for ours, theirs in pairs)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def joined(first: Swept, later: Swept, offset: int) -> Swept:
     moved = [Sample(s.shares, s.latency_ms * scale, s.stderr_ms * scale) for s in later.samples.values()]
     samples = {offset + i: sample for i, sample in zip(later.samples, moved, strict=True)}
     failures = {offset + i: failure for i, failure in later.failures.items()}
-    return Swept({**first.samples, **samples}, {**first.failures, **failures}, first.baseline)
+    return Swept({**first.samples, **samples}, {**first.failures, **failures}, first.baseline, first.drift)
 
 
 def audit_saved(path: Path) -> dict[str, dict]:
@@ -111,7 +111,9 @@ def audit_saved(path: Path) -> dict[str, dict]:
     last = saved.num_fit + saved.num_bound
     known = {i: s for i, s in saved.swept.samples.items() if i < last}
     unseen = {i: s for i, s in saved.swept.samples.items() if i >= last}
-    calibrated = fit_samples(parts, saved.sizes, Swept(known, {}, saved.swept.baseline), saved.num_fit)
+    calibrated = fit_samples(
+        parts, saved.sizes, Swept(known, {}, saved.swept.baseline, saved.swept.drift), saved.num_fit
+    )
     held_out = resee(calibrated.parts, [saved.sizes[i] for i in unseen], list(unseen.values()))
     row = judge(calibrated.cost, held_out)
     whole = whole_sample(parts, saved.swept)
@@ -124,7 +126,7 @@ def audit_saved(path: Path) -> dict[str, dict]:
     unseeing = CostModel.fit(fitted, parts.signature_of, knots=options.knots, ridge=options.ridge)
     row["plain_median"] = round(audit(unseeing, plain).median_rel_error, 4)
     row |= {"grid": calibrated.parts.grid, "widths": calibrated.parts.widths, "calibration_s": saved.seconds}
-    row |= {"failures": len(saved.swept.failures), "device": saved.device}
+    row |= {"failures": len(saved.swept.failures), "device": saved.device, "drift": round(saved.swept.drift, 4)}
     return {f"{saved.network} {saved.target}": row}
 
 
@@ -183,14 +185,14 @@ def fit_table(samples, signature_of):
 def print_tables(rows: dict, gpu: dict) -> None:
     print(
         "\n| network, target | median error | p95 | bound (95 %) held | looseness | grid | median with grid 1 | "
-        "FLOPs p95 | table p95 | noise |"
+        "FLOPs p95 | table p95 | noise | drift |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("|---" * 11 + "|")
     for name, row in {**rows, **gpu}.items():
         print(
             f"| {name} | {row['median']:.1%} | {row['p95']:.1%} | {row['coverage']:.0%} of {row['held_out']} | "
             f"{row['looseness']:.1%} | {row['grid']} | {row['plain_median']:.1%} | {row['flops_p95']:.0%} | "
-            f"{row['table_p95']:.0%} | {row['noise']:.1%} |"
+            f"{row['table_p95']:.0%} | {row['noise']:.1%} | {row['drift']:.1%} |"
         )
 
 

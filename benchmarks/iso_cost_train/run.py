@@ -1,6 +1,6 @@
 """Does a gain found at equal cost by short trainings stay after longer ones, and is the result in the band?
 
-    .venv/bin/python benchmarks/iso_cost_train/run.py [--quick] [--device cuda --targets torch-cuda,...]
+    .venv/bin/python benchmarks/iso_cost_train/run.py [--quick] [--device cuda --targets torch-cuda,... --workers 8]
 
 A real search per target: mobile CNN blocks on Fashion-MNIST images of 16 × 16 pixels, every candidate measured on the
 target beside the anchor. Afterwards anchor and result are evaluated anew, by as many fresh short trainings as long
@@ -13,7 +13,10 @@ numpy, scipy and scikit-learn there, nothing else, and takes the rest of apporti
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,13 +28,14 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
+WORK = HERE.parents[1] / "build" / "iso_cost_train"
 sys.path.insert(0, str(HERE.parents[1] / "src"))
 
 from apportion.core.knob import Setting  # noqa: E402
 from apportion.device.probe import working_target  # noqa: E402
 from apportion.methods.search.folder import SearchRunConfig  # noqa: E402
 from apportion.methods.search.ground import block_space, training_proxy  # noqa: E402
-from apportion.methods.search.proxy import FULL, Request  # noqa: E402
+from apportion.methods.search.proxy import FULL, Executor, Here, Processes, Request  # noqa: E402
 from apportion.methods.search.run import search  # noqa: E402
 from apportion.methods.search.utilities import accuracy  # noqa: E402
 from apportion.testing.summary import Summary  # noqa: E402
@@ -41,9 +45,9 @@ FRESH = 1000  # replicates that no search has used
 SIZES: dict[str, dict[str, Any]] = {
     "quick": {"image_size": 16, "num_train": 3000, "steps": 60, "final_steps": 200, "max_evaluations": 16},
     "cpu": {"image_size": 16, "num_train": 3000, "steps": 60, "final_steps": 200, "max_evaluations": 40},
-    "cuda": {"image_size": 28, "num_train": 5000, "steps": 200, "final_steps": 1000, "max_evaluations": 150},
+    "cuda": {"image_size": 28, "num_train": 5000, "steps": 150, "final_steps": 600, "max_evaluations": 100},
 }
-NUM_FRESH = {"quick": 2, "cpu": 4, "cuda": 6}
+NUM_FRESH = {"quick": 2, "cpu": 4, "cuda": 4}
 CALIBRATION = {"quick": 8, "cpu": 8, "cuda": 24}
 
 
@@ -53,14 +57,18 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="where to train")
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--data", default="fashion_mnist")
+    parser.add_argument("--workers", type=int, default=1, help="processes that train, where a GPU can feed them")
     args = parser.parse_args()
     summary = Summary(HERE)
     kind = "quick" if args.quick else "cpu" if args.device == "cpu" else "cuda"
     targets = args.targets.split(",")[:1] if args.quick else args.targets.split(",")
+    executor: Executor = Processes(args.workers) if args.workers > 1 else Here()
     rows = [
-        saved(summary, kind, name, lambda name=name: one_target(config_of(kind, name, args), NUM_FRESH[kind]))
+        saved(summary, kind, name, lambda name=name: one_target(config_of(kind, name, args), NUM_FRESH[kind], executor))
         for name in targets
     ]
+    if isinstance(executor, Processes):
+        executor.close()
     show(rows)
     short, long = (float(np.mean([row[f"{length}_gain"] for row in rows])) for length in ("short", "long"))
     figures = {
@@ -108,16 +116,25 @@ def config_of(kind: str, name: str, args: argparse.Namespace) -> SearchRunConfig
     )
 
 
-def one_target(config: SearchRunConfig, num: int) -> dict[str, Any]:
+class Stages:
+    """Says when a stage begins."""
+
+    def stage(self, name: str) -> contextlib.AbstractContextManager[Callable[[float], None]]:
+        print(f"{time.strftime('%X')} {name}", flush=True)
+        return contextlib.nullcontext(lambda _share: None)
+
+
+def one_target(config: SearchRunConfig, num: int, executor: Executor) -> dict[str, Any]:
     """A search on one target, and what fresh trainings make of its result, ``num`` of every kind."""
     (name,) = config.targets
-    with tempfile.TemporaryDirectory() as scratch:
-        result = search(config, Path(scratch) / "run")
+    run = WORK / hashlib.sha256(repr(config).encode()).hexdigest()[:12]  # a stopped one goes on
+    result = search(config, run, Stages(), executor)
     proxy = training_proxy(config, block_space(config, [working_target(name)]))
     pairs = {"anchor": Setting(result["anchor"]["arch"]), "found": Setting(result["arch"])}
     values: dict[str, np.ndarray] = {}
     for who, arch in pairs.items():
-        short = [proxy.evaluate(Request(arch, FULL, FRESH + i))[FULL] for i in range(num)]
+        requests = [Request(arch, FULL, FRESH + i) for i in range(num)]
+        short = [values[FULL] for values in executor.map(proxy, requests)]
         long = []
         for i in range(num):
             network = proxy.train(Request(arch, "long", FRESH + i), 2 * config.final_steps)
@@ -150,6 +167,7 @@ def one_target(config: SearchRunConfig, num: int) -> dict[str, Any]:
         "search_seconds": round(result["seconds"], 1),
     }
     print(f"{name}: {row['search_seconds']:.0f} s, changed {row['changed']}", flush=True)
+    shutil.rmtree(run)
     return row
 
 

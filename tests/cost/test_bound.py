@@ -128,3 +128,28 @@ def test_mapie_agrees_on_the_quantile():
     # symmetric absolute scores: fold ours the same way
     ours = UpperBound.fit([1.0] * 99, (1 + np.abs(latency - 1)).tolist(), alpha=0.2)
     assert ours(1.0) - 1.0 == pytest.approx(width)
+
+
+def test_a_bound_allows_for_what_whole_sessions_share():
+    rng, num, drift = np.random.default_rng(4), 1500, 0.03
+    held = {0.0: 0, drift: 0}
+    for _ in range(num):
+        predicted = rng.uniform(1.0, 10.0, 30)
+        latency = predicted * np.exp(0.005 * rng.standard_normal(30))
+        shared = np.exp(drift * rng.standard_normal(2))  # of the session that calibrates, and of the one to come
+        for allowed in held:
+            calibrated = (latency[:-1] * shared[0]).tolist()
+            bound = UpperBound.fit(predicted[:-1].tolist(), calibrated, alpha=0.05, drift=allowed)
+            held[allowed] += latency[-1] * shared[1] <= bound(predicted[-1])
+    assert held[0.0] / num < 0.75
+    assert 0.95 <= held[drift] / num < 0.99
+
+
+def test_the_drift_of_a_bound_is_kept_in_its_file():
+    bound = UpperBound.fit([1.0] * 20, [1.1] * 20, drift=0.02)
+    assert UpperBound.from_json(bound.to_json()) == bound
+    assert bound(1.0) == pytest.approx(1.1 * (1 + 1.6449 * 2**0.5 * 0.02), rel=1e-4)
+    old = {name: value for name, value in bound.to_json().items() if name != "drift"}
+    assert UpperBound.from_json(old).drift == 0.0
+    with pytest.raises(CostError, match="drift"):
+        UpperBound.fit([1.0] * 20, [1.1] * 20, drift=-0.1)

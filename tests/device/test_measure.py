@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -76,7 +77,9 @@ def test_a_build_that_fails_is_recorded_and_the_others_are_measured(tmp_path, mo
     assert session.failures["bad"].kind == "died"
 
 
-@pytest.mark.parametrize("name", ["ort-cpu-1t", "ort-int8-cpu-1t", "ort-int8dyn-cpu-1t", "openvino-cpu-1t"])
+@pytest.mark.parametrize(
+    "name", ["ort-cpu-1t", "ort-int8-cpu-1t", "ort-int8dyn-cpu-1t", "openvino-cpu-1t", "executorch-cpu-1t"]
+)
 def test_graph_runtimes_compute_what_torch_computes(name, tmp_path):
     target = find_target(name)
     if missing_packages(target):
@@ -89,6 +92,7 @@ def test_graph_runtimes_compute_what_torch_computes(name, tmp_path):
     (output,) = runtime.open(tmp_path, target)()
     with torch.no_grad():
         wanted = network.module(images).numpy()
+    output = np.asarray(output)
     # int8 activations and weights carry about 1 % of the range as noise; f32 graphs differ by rounding alone
     tolerance = 1e-4 if target.precision == "fp32" else 0.15
     assert abs(output - wanted).max() <= tolerance * abs(wanted).max() + 1e-5
@@ -113,20 +117,11 @@ def test_the_ratio_cancels_what_slowed_both():
     assert slow_hour.latency("ours").stderr > 1
 
 
-def test_processes_in_which_the_reference_was_slow_do_not_count():
+def test_a_few_disturbed_processes_do_not_move_the_ratio():
     # as measured beside another load: an int8 network lost more than the fp32 one that it is compared with
     base = tuple(map(timing, (0.873, 0.742, 0.858, 0.75, 0.745)))
     ours = tuple(map(timing, (0.28, 0.172, 0.275, 0.177, 0.174)))
-    session = Session({"base": base, "ours": ours}, {})
-    assert session.num_calm("base") == 3
-    assert session.counted("base") == [1, 3, 4]
-    assert session.ratio("ours", to="base").value == pytest.approx(0.174 / 0.745)
-
-
-def test_half_of_the_processes_always_count():
-    session = Session({"base": tuple(map(timing, (1.0, 2.0, 3.0, 4.0, 5.0)))}, {})
-    assert session.num_calm("base") == 1
-    assert session.counted("base") == [0, 1, 2]
+    assert Session({"base": base, "ours": ours}, {}).ratio("ours", to="base").value == pytest.approx(0.236, abs=1e-3)
 
 
 def test_processes_can_be_added():

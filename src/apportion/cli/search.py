@@ -14,7 +14,8 @@ from apportion.errors import Exit
 HELP = """Search SPACE for better micro-choices at equal measured cost, with a stated confidence.
 
 SPACE is mobile-cnn or small-encoder. The band is around the template's own cost, around --anchor, or ends at
---budget. Several --anchor make a front, one search each. Several --utility add the local Pareto set.
+--budget. Several --anchor make a front, one search each. Several --utility add the local Pareto set. --from RUN
+begins at what another search found, on another target say, brought into the band of this one.
 
 Example: apportion search mobile-cnn --target torch-cpu-1t --tolerance 5% --confidence 95% -o runs/search
 
@@ -32,6 +33,9 @@ def command(
     anchor: Annotated[
         list[str] | None,
         typer.Option(help="A cost (0.5ms, or 80% of the template's) or an architecture (JSON); several make a front."),
+    ] = None,
+    origin: Annotated[
+        Path | None, typer.Option("--from", help="Begin at what this search found, brought into the band.")
     ] = None,
     utility: Annotated[
         list[str] | None,
@@ -63,7 +67,7 @@ def command(
     if len(anchors) != len(anchor or []):
         raise ApportionError(f"anchors are {', '.join(anchor or [])}; give each once")
     from apportion.cli.show import Bars
-    from apportion.methods.search.folder import SearchRunConfig
+    from apportion.methods.search.folder import SearchRunConfig, found_by
     from apportion.methods.search.front import Anchor, front
 
     places = [Anchor.parse(text) for text in anchors]
@@ -71,6 +75,7 @@ def command(
         space=space,
         targets=tuple(target or ("torch-cpu-1t",)),
         budget=budget,
+        start=None if origin is None else found_by(origin, space),
         utilities=tuple(utility or ("accuracy",)),
         data=data,
         tolerance=parse_share(tolerance) or 0.0,

@@ -13,6 +13,7 @@ from scipy.optimize import nnls
 
 from apportion.cost.sample import CostError, check_pairs, number, numbers
 from apportion.numerics.conformal import conformal_rank, score_at, simultaneous_rank
+from apportion.numerics.stats import normal_quantile
 
 Method = Literal["single", "union", "exchangeable", "menus"]
 METHODS = ("single", "union", "exchangeable", "menus")
@@ -53,13 +54,15 @@ class Spread:
 class UpperBound:
     r"""A bound that holds for a share ``1 - alpha`` of configurations like those it was calibrated on (eq. K13, K14).
 
-    .. math:: U(\hat c) = \hat c\,(1 + q\,\sigma(\hat c)), \quad q = v_{(k)}, \quad
+    .. math:: U(\hat c) = \hat c\,(1 + q\,\sigma(\hat c))\,(1 + z_{1-\alpha} \sqrt{2}\,\delta), \quad q = v_{(k)}, \quad
         v_i = \frac{c_i / \hat c_i - 1}{\sigma(\hat c_i)}
 
     ``quantiles`` holds :math:`q`, one per regime; a regime is a range of predictions between ``edges_ms`` (Mondrian).
     ``spread`` is :math:`\sigma`, 1 when None. ``counts`` says how many scores stand behind each quantile: a quantile is
     infinite when they are too few, and :meth:`explain` says how many it takes. For ``num_menu`` above 1 the bound holds
     for all configurations of a menu at once. Coverage is over both draws, the calibration's and the new one's.
+    ``drift`` is :math:`\delta`, the relative standard error that all latencies of one session share and that no draw of
+    configurations shows: the calibration's session has one, and the session to come another.
     """
 
     alpha: float
@@ -69,9 +72,12 @@ class UpperBound:
     spread: Spread | None = None
     num_menu: int = 1
     method: Method = "single"
+    drift: float = 0.0
 
     def __post_init__(self) -> None:
         _check(self.alpha, self.num_menu, self.method)
+        if not (math.isfinite(self.drift) and self.drift >= 0.0):
+            raise CostError(f"the drift of a bound is {self.drift!r}; give a relative error of at least 0")
         sizes = (len(self.quantiles), len(self.counts), len(self.edges_ms) + 1)
         if len(set(sizes)) != 1 or any(math.isnan(q) or q == -math.inf for q in self.quantiles):
             raise CostError(f"a bound has {sizes[0]} quantiles, {sizes[1]} counts, {sizes[2]} regimes; one per regime")
@@ -86,7 +92,8 @@ class UpperBound:
     def __call__(self, prediction: float) -> float:
         """The bound in milliseconds; infinite where calibration had too few samples."""
         quantile = self.quantiles[bisect_right(self.edges_ms, prediction)]
-        return prediction * max(0.0, 1.0 + quantile * (1.0 if self.spread is None else self.spread(prediction)))
+        above = max(0.0, 1.0 + quantile * (1.0 if self.spread is None else self.spread(prediction)))
+        return prediction * above * (1.0 + normal_quantile(1.0 - self.alpha) * math.sqrt(2.0) * self.drift)
 
     def explain(self) -> str:
         """One line: what the bound promises, or what it lacks."""
@@ -108,6 +115,7 @@ class UpperBound:
         edges_ms: Sequence[float] = (),
         num_menu: int = 1,
         method: Method | None = None,
+        drift: float = 0.0,
     ) -> UpperBound:
         """Split conformal from samples that the prediction was not fitted to.
 
@@ -122,7 +130,7 @@ class UpperBound:
         for predicted, latency in zip(predictions, latencies_ms, strict=True):
             groups[bisect_right(edges, predicted)].append(_score(predicted, latency, spread))
         quantiles = tuple(score_at(group, _rank(len(group), alpha, num_menu, method)) for group in groups)
-        return cls(alpha, quantiles, tuple(len(group) for group in groups), edges, spread, num_menu, method)
+        return cls(alpha, quantiles, tuple(len(group) for group in groups), edges, spread, num_menu, method, drift)
 
     @classmethod
     def fit_menus(
@@ -149,6 +157,7 @@ class UpperBound:
             "spread": None if self.spread is None else [self.spread.ratio, self.spread.ms, self.spread.floor],
             "num_menu": self.num_menu,
             "method": self.method,
+            "drift": self.drift,
         }
 
     @classmethod
@@ -162,6 +171,7 @@ class UpperBound:
             None if spread is None else Spread(*numbers(spread, "spread")),
             int(number(fields["num_menu"], "num_menu")),
             fields["method"],
+            number(fields.get("drift", 0.0), "drift"),
         )
 
 

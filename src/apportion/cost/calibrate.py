@@ -148,7 +148,7 @@ def fit_samples(parts: Parts, drawn: Sequence[Sizes], swept: Swept, first_bound:
     to_bound = resee(parts, [drawn[i] for i in bounding], [swept.samples[i] for i in bounding])
     options = choose_options(to_fit, parts.signature_of)
     cost = CostModel.fit(to_fit, parts.signature_of, knots=options.knots, ridge=options.ridge)
-    return Calibrated(cost.bounded(to_bound, ALPHA), parts)
+    return Calibrated(cost.bounded(to_bound, ALPHA, drift=swept.drift), parts)
 
 
 def carry_over(like: Profile, parts: Parts, drawn: Sequence[Sizes], swept: Swept, first_bound: int) -> Calibrated:
@@ -167,7 +167,7 @@ def carry_over(like: Profile, parts: Parts, drawn: Sequence[Sizes], swept: Swept
     to_bound = resee(parts, [drawn[i] for i in bounding], [swept.samples[i] for i in bounding])
     kinds = {signature: signature.split()[0] for signature in like.cost.law.curves}
     cost = transfer(like.cost, resee(parts, sizes, measured), kinds)
-    return Calibrated(cost.bounded(to_bound, ALPHA), parts)
+    return Calibrated(cost.bounded(to_bound, ALPHA, drift=swept.drift), parts)
 
 
 def whole_sample(parts: Parts, swept: Swept) -> Sample:

@@ -120,10 +120,12 @@ class CostModel:
         edges_ms: Sequence[float] = (),
         num_menu: int = 1,
         method: Method | None = None,
+        drift: float = 0.0,
     ) -> CostModel:
         """With a split-conformal bound from samples that neither fit nor recalibration has seen."""
         pairs = self.pairs(samples)
-        bound = UpperBound.fit(*pairs, alpha, spread=spread, edges_ms=edges_ms, num_menu=num_menu, method=method)
+        options = {"spread": spread, "edges_ms": edges_ms, "num_menu": num_menu, "method": method, "drift": drift}
+        bound = UpperBound.fit(*pairs, alpha, **options)  # type: ignore[arg-type]
         return replace(self, bound=bound)
 
     def pairs(self, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from apportion.core.meter import Reading
 from apportion.cost.draw import Sizes
 from apportion.cost.parts import Parts
 from apportion.cost.sample import Sample
-from apportion.device.measure import Candidate, Session, Shape, measure
+from apportion.device.measure import Candidate, Session, Shape, Timing, measure
 from apportion.device.process import Failure
 from apportion.device.target import Target
 from apportion.models.cut import slice_network
@@ -21,24 +23,31 @@ from apportion.models.network import Int8, Network
 from apportion.models.save import save
 
 WHOLE = "whole"
+COPIES = tuple(f"{WHOLE} {number}" for number in (1, 2, 3))
+"""The whole network, three times in every process: where its memory lies moves it, and with it every ratio."""
 MIN_CHUNK, MAX_CHUNK = 8, 32
 MAX_CHUNK_BYTES = 2 * 10**9  # of weights that a measuring process holds at a time
-PROCESSES = 3
+PROCESSES = 4
 
 
 @dataclass(frozen=True)
 class Swept:
-    """Measured configurations: a sample for each that ran, a failure for each that did not, by its number."""
+    """Measured configurations: a sample for each that ran, a failure for each that did not, by its number.
+
+    ``drift`` is the relative standard error that all samples of one session share.
+    """
 
     samples: Mapping[int, Sample]
     failures: Mapping[int, Failure]
     baseline: Reading
+    drift: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {
             "samples": {str(index): sample.to_json() for index, sample in self.samples.items()},
             "failures": {str(index): asdict(failure) for index, failure in self.failures.items()},
             "baseline": self.baseline.to_json(),
+            "drift": self.drift,
         }
 
     @classmethod
@@ -47,6 +56,7 @@ class Swept:
             {int(index): Sample.from_json(sample) for index, sample in fields["samples"].items()},
             {int(index): Failure(**failure) for index, failure in fields["failures"].items()},
             Reading.from_json(fields["baseline"]),
+            float(fields.get("drift", 0.0)),
         )
 
 
@@ -73,13 +83,15 @@ def sweep(
     samples: dict[int, tuple[Mapping[str, float], Reading]] = {}
     failures: dict[int, Failure] = {}
     wholes: list[Reading] = []
+    drifts: list[float] = []
     size = chunk_size(network, len(configurations))
     chunks = [range(start, min(start + size, len(configurations))) for start in range(0, len(configurations), size)]
     for done, chunk in enumerate(chunks):
         wanted = {i: configurations[i] for i in chunk}
         session = _measure_chunk(network, parts, wanted, target, shape, seconds_each, processes)
-        if WHOLE in session.failures:
+        if session.failures.keys() & set(COPIES):
             session.require()
+        session = _averaging_copies(session)
         wholes.append(session.latency(WHOLE))
         for index in chunk:
             if str(index) in session.failures:
@@ -87,6 +99,7 @@ def sweep(
             else:
                 shares = parts.shares(parts.partition.keep(configurations[index]))
                 samples[index] = (shares, session.ratio(str(index), to=WHOLE))
+        drifts.append(shared_error(session, [str(index) for index in chunk if index in samples]))
         if on_chunk is not None:
             on_chunk((done + 1) / len(chunks))
     value_ms = sum(reading.value for reading in wholes) / len(wholes)
@@ -99,7 +112,41 @@ def sweep(
         },
         failures,
         baseline,
+        fmean(drift**2 for drift in drifts) ** 0.5,
     )
+
+
+def shared_error(session: Session, names: Sequence[str]) -> float:
+    r"""The relative standard error that the ratios of all candidates to the whole share, from how they move together.
+
+    .. math:: \delta = s\Big(\frac{1}{n} \sum_i \log r_{ip}\Big) / \sqrt{P}
+
+    :math:`r_{ip}` is the ratio of candidate :math:`i` in process :math:`p` of :math:`P`, and :math:`s` the standard
+    deviation over processes. What single candidates do on their own averages out.
+    """
+    wholes = session.timings[WHOLE]
+    if len(wholes) < 2 or not names:
+        return 0.0
+    level_P = [
+        fmean(math.log(session.timings[name][place].median_ms / whole.median_ms) for name in names)
+        for place, whole in enumerate(wholes)
+    ]
+    return float(stdev(level_P) / len(wholes) ** 0.5)
+
+
+def _averaging_copies(session: Session) -> Session:
+    """The same with the whole network's timing in every process: the mean over its copies."""
+    made = tuple(
+        Timing(
+            median_ms=fmean(timing.median_ms for timing in copies),
+            stderr_ms=fmean(timing.stderr_ms for timing in copies) / len(copies) ** 0.5,
+            mad_ms=fmean(timing.mad_ms for timing in copies),
+            p95_ms=fmean(timing.p95_ms for timing in copies),
+            count=sum(timing.count for timing in copies),
+        )
+        for copies in zip(*(session.timings[copy] for copy in COPIES), strict=True)
+    )
+    return Session({**session.timings, WHOLE: made}, session.conditions, session.failures)
 
 
 def chunk_size(network: Network, count: int) -> int:
@@ -126,7 +173,7 @@ def _measure_chunk(
         if network.int8 != Int8():  # the original's files don't say how to quantise it
             whole = str(scratch / WHOLE)
             save(network, Path(whole))
-        candidates = [Candidate(name=WHOLE, ref=whole, factory=factory)]
+        candidates = [Candidate(name=copy, ref=whole, factory=factory) for copy in COPIES]
         for index, sizes in configurations.items():
             sliced = slice_network(network, parts.partition, parts.partition.keep(sizes))
             save(sliced, scratch / str(index))

@@ -181,9 +181,11 @@ def _cpu_ticks() -> tuple[int, int]:
 
 
 def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
     wanted = ("torch", "onnxruntime", "openvino", "executorch")
-    loaded = {name: getattr(sys.modules[name], "__version__", "?") for name in wanted if name in sys.modules}
-    return {name: str(version) for name, version in loaded.items()}
+    loaded = {name: sys.modules[name] for name in wanted if name in sys.modules}
+    return {name: str(getattr(module, "__version__", None) or version(name)) for name, module in loaded.items()}
 
 
 def _write(path: Path, result: dict[str, Any]) -> None:

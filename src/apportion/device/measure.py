@@ -16,7 +16,6 @@ from apportion.numerics.stats import mad, mean_stderr
 
 _WORST = ("wall_per_cpu", "load", "steal_ratio")
 MANY_PROCESSES = 5
-CALM = 1.04  # a process in which the reference took longer than this times its best was disturbed
 MEDIAN_FACTOR = 1.2533  # the standard error of a median over that of a mean, for a normal variable
 
 
@@ -108,8 +107,8 @@ class Session:
         return Reading(value=statistics.median(medians), unit="ms", stderr=max(within, between), count=count)
 
     def ratio(self, name: str, to: str) -> Reading:
-        """Latency relative to another candidate in the same processes, of those that count."""
-        pairs = [(self.timings[name][place], self.timings[to][place]) for place in self.counted(to)]
+        """Latency relative to another candidate in the same processes."""
+        pairs = list(zip(self.timings[name], self.timings[to], strict=True))
         ratios = [ours.median_ms / theirs.median_ms for ours, theirs in pairs]
         within = (
             statistics.fmean(
@@ -121,22 +120,6 @@ class Session:
         between = _between(ratios)
         count = sum(ours.count for ours, _ in pairs)
         return Reading(value=statistics.median(ratios), unit="ratio", stderr=max(within, between), count=count)
-
-    def num_calm(self, reference: str) -> int:
-        """How many processes nothing disturbed, as far as the reference can tell."""
-        medians = [timing.median_ms for timing in self.timings[reference]]
-        return sum(median <= CALM * min(medians) for median in medians)
-
-    def counted(self, reference: str) -> list[int]:
-        """The processes that ratios to a reference count: the calm ones, and never fewer than half of all.
-
-        A ratio cancels what slows both alike, which not everything does: where an fp32 reference was slow, int8 was
-        seen to be slower still. The reference alone decides, so candidates are not chosen by their luck; if noise
-        decides, ratios read too high.
-        """
-        timings = self.timings[reference]
-        order = sorted(range(len(timings)), key=lambda place: timings[place].median_ms)
-        return sorted(order[: max(self.num_calm(reference), (len(timings) + 1) // 2)])
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -32,7 +32,7 @@ clock.measure = run.measure = measure
 bench["SIZES"]["cuda"] |= {"image_size": 8, "num_train": 200, "steps": 2, "final_steps": 2, "max_evaluations": 6}
 bench["CALIBRATION"]["cuda"] = 4
 config = bench["config_of"]("cuda", "torch-cpu-1t", argparse.Namespace(data="digits", device="cpu"))
-print(json.dumps(bench["one_target"](config, 2)))
+print(json.dumps(bench["one_target"](config, 2, bench["Here"]())))
 """
 
 

@@ -13,7 +13,7 @@ import pytest
 from apportion.device.measure import Session, Timing
 from apportion.errors import ApportionError, InfeasibleError
 from apportion.methods.search import clock, front, run
-from apportion.methods.search.folder import SearchRunConfig
+from apportion.methods.search.folder import SearchFolder, SearchRunConfig, found_by
 from apportion.methods.search.front import Anchor, verify_front
 from apportion.methods.search.run import search
 from apportion.methods.search.spaces.mobile_cnn import MobileCnn
@@ -130,6 +130,31 @@ def test_anchors_out_of_reach_or_alike_are_told(tmp_path):
         front.front(SMALL, [Anchor.parse("100%"), Anchor.parse("0.01ms")], tmp_path / "far")
     with pytest.raises(ApportionError, match=r"100% and 100\.0% are the same cost"):
         front.front(SMALL, [Anchor.parse("100%"), Anchor.parse("100.0%")], tmp_path / "same")
+
+
+def test_a_solution_is_carried_over_with_its_choices_into_another_band(found, tmp_path):
+    folder, first = found
+    config = replace(CONFIG, start=found_by(folder, "mobile-cnn"), anchor_cost="150%", max_evaluations=8, tolerance=0.1)
+    moved = search(config, tmp_path / "moved")
+    low, high = moved["band"]["latency@torch-cpu-1t"]
+    assert low <= known_ms(tmp_path / "moved" / "anchor") <= high
+    assert not low <= first["final"]["latency@torch-cpu-1t"]["value"] <= high  # it had to be paid for
+    choices = {name: value for name, value in first["arch"].items() if not name.endswith(".width")}
+    assert choices.items() <= moved["anchor"]["arch"].items()
+    assert moved["met"] is True
+    assert SearchFolder(tmp_path / "moved").config() == config
+
+
+def test_only_a_finished_search_of_the_same_space_is_carried_over(found, tmp_path):
+    folder, _ = found
+    with pytest.raises(ApportionError, match="is a search of mobile-cnn, not of small-encoder"):
+        found_by(folder, "small-encoder")
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(ApportionError, match="holds no finished search"):
+            found_by(path, "mobile-cnn")
+    far = replace(CONFIG, start=found_by(folder, "mobile-cnn"), anchor_cost="0.01ms")
+    with pytest.raises(InfeasibleError, match="another run's choices"):
+        search(far, tmp_path / "far")
 
 
 def test_several_utilities_leave_a_local_pareto_set_in_the_band(tmp_path):

@@ -29,11 +29,13 @@ class ExecuTorch:
         save_inputs(folder, {str(i): tensor for i, tensor in enumerate(network.inputs.values())})
 
     def open(self, folder: Path, target: Target) -> Step:
+        from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
         from executorch.runtime import Runtime
         from safetensors.torch import load_file
 
         from apportion.device.runtimes.inputs import INPUTS
 
+        _unsafe_reset_threadpool(target.threads)  # takes every core otherwise, and there is no other way to say it
         method = Runtime.get().load_program(folder / PROGRAM).load_method("forward")
         stored = load_file(folder / INPUTS)
         inputs = [stored[str(i)] for i in range(len(stored))]

@@ -111,19 +111,15 @@ class Bench:
     ) -> Session:
         """A saved model, or what was built of it, against the original, side by side in several fresh processes.
 
-        Processes are added, to at most three times as many, while most of them were disturbed or the session is not
-        ``clear`` about the budget.
+        Processes are added, to at most three times as many, while the session is not ``clear`` about the budget.
         """
         candidates = [self.original, self.candidate(folder, artefact)]
 
         def more(processes: int) -> Session:
             return measure(candidates, self.target, self.shape, processes=processes, seconds=1.5).require()
 
-        num_wanted = self.config.processes
-        session = more(num_wanted)
-        while session.conditions["processes"] < 3 * num_wanted and not (
-            session.num_calm(BASELINE) > num_wanted // 2 and clear(session)
-        ):
+        session = more(self.config.processes)
+        while not clear(session) and session.conditions["processes"] < 3 * self.config.processes:
             session = session.plus(more(1))
         return session
 

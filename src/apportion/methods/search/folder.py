@@ -24,10 +24,10 @@ class SearchRunConfig:
     """What a search was asked for; saved in its folder, and what makes a run the same run.
 
     ``targets`` are names; several must all be in their band. The band ends at ``budget``, or is around the cost of the
-    architecture ``anchor`` or around ``anchor_cost``. ``utilities``: the first is maximised; with several, the result
-    comes with its local Pareto set. ``sigma`` is the noise of one evaluation, None to estimate it from ``pilot``
-    evaluations of the anchor. ``train_on`` is the torch device of the trainings. ``align`` is the grid of widths, None
-    to audit it on the target.
+    architecture ``anchor`` or around ``anchor_cost``. ``start`` is an architecture to begin at, brought into the band.
+    ``utilities``: the first is maximised; with several, the result comes with its local Pareto set. ``sigma`` is the
+    noise of one evaluation, None to estimate it from ``pilot`` evaluations of the anchor. ``train_on`` is the torch
+    device of the trainings. ``align`` is the grid of widths, None to audit it on the target.
     """
 
     space: str
@@ -35,6 +35,7 @@ class SearchRunConfig:
     budget: str | None = None
     anchor: dict[str, Any] | None = None
     anchor_cost: str | None = None
+    start: dict[str, Any] | None = None
     utilities: tuple[str, ...] = ("accuracy",)
     data: str = "digits"
     tolerance: float = 0.05
@@ -110,6 +111,16 @@ class SearchFolder(RunFolder):
         config = self.asked({field.name for field in fields(SearchRunConfig)})
         lists = {name: tuple(config[name]) for name in ("targets", "utilities")}
         return SearchRunConfig(**{**config, **lists})
+
+
+def found_by(path: Path, space: str) -> dict[str, Any]:
+    """The architecture that a finished search of the same space found, such as one on another target."""
+    result = SearchFolder(path).result() if path.is_dir() else None
+    if result is None or "arch" not in result:
+        raise ApportionError(f"{path} holds no finished search; give the run folder of one, not of a front")
+    if result["space"] != space:
+        raise ApportionError(f"{path} is a search of {result['space']}, not of {space}; give one of the same space")
+    return dict(result["arch"])
 
 
 def identity(config: SearchRunConfig) -> str:

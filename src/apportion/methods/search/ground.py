@@ -13,11 +13,13 @@ from apportion.core.progress import Progress
 from apportion.device.store import Store
 from apportion.device.target import Target
 from apportion.errors import BudgetError, InfeasibleError
+from apportion.methods.search.anchors import recompensate
 from apportion.methods.search.band import Band, Costs
 from apportion.methods.search.clock import Clock, Work, audit_widths
 from apportion.methods.search.costs import Recalibrated
 from apportion.methods.search.folder import SearchRunConfig, percent_of
 from apportion.methods.search.images import Images
+from apportion.methods.search.mutate import Neighbour
 from apportion.methods.search.proxy import FULL
 from apportion.methods.search.space import SpaceError
 from apportion.methods.search.spaces import find_space
@@ -61,7 +63,8 @@ def prepare(config: SearchRunConfig, targets: list[Target], store: Store, progre
         clock.on_step = lambda number: update(number / (config.calibration + 1))
         estimate = Recalibrated(_calibrated(config, space, clock), base)
         clock.on_step = None
-        band, begin = _band(config, space, clock, estimate, base, anchor)
+        band = _band(config, base)
+        begin = _begin(config, space, band, clock, estimate, anchor)
     return Ground(space, span, clock, estimate, band, begin)
 
 
@@ -116,31 +119,58 @@ def _calibrated(config: SearchRunConfig, space: BlockSpace, clock: Clock) -> Wor
     return Work.fit(space, clock.measure(drawn), memory=config.memory)
 
 
-def _band(
-    config: SearchRunConfig, space: BlockSpace, clock: Clock, estimate: Recalibrated, base: Costs, anchor: Setting
-) -> tuple[Band, Setting]:
-    """The band and where to start: at the anchor, or at the template scaled to a cost."""
+def _band(config: SearchRunConfig, base: Costs) -> Band:
+    """The band around the anchor's own cost, around the cost asked for, or up to it."""
     z = normal_quantile(config.confidence)
     asked = config.budget or config.anchor_cost
     if asked is None:
         exact = {key: Reading(value=one.value, unit=one.unit, count=one.count) for key, one in base.items()}
-        return Band.around(exact, config.tolerance, z=z), anchor
+        return Band.around(exact, config.tolerance, z=z)
     centre = _centre(asked, base)
     if config.budget is not None:  # the band ends at a budget, and lies on both sides of an anchor
         centre = {key: Reading(value=one.value / (1 + config.tolerance), unit=one.unit) for key, one in centre.items()}
-    band = Band.around(centre, config.tolerance, z=z)
-    found, known = _reach(space, anchor, band, clock)
-    for arch, costs in known.items():
-        estimate.update(arch, costs)
+    return Band.around(centre, config.tolerance, z=z)
+
+
+def _begin(
+    config: SearchRunConfig, space: BlockSpace, band: Band, clock: Clock, estimate: Recalibrated, anchor: Setting
+) -> Setting:
+    """Where to start in the band: at the anchor, at the anchor scaled to a cost, or at another run's architecture."""
+    asked = config.budget or config.anchor_cost
+    if config.start is None:
+        if asked is None:
+            return anchor
+        return _scaled_into(space, anchor, band, clock, estimate, f"{asked!r} within {config.tolerance:.0%}")
+    here = space.start()
+    shared = {name: value for name, value in config.start.items() if name in here and not name.endswith(".precision")}
+    arch = space.scaled(Setting({**here, **shared}), 1.0)
+    space.check(arch)
+    made = recompensate(space, arch, band, estimate)
+    if isinstance(made, Neighbour):
+        known = clock.measure([made.arch]).get(made.arch)
+        if known is not None:
+            estimate.update(made.arch, known)
+            if band.holds(known):
+                return made.arch
+    return _scaled_into(space, arch, band, clock, estimate, "the band with another run's choices")
+
+
+def _scaled_into(
+    space: BlockSpace, arch: Setting, band: Band, clock: Clock, estimate: Recalibrated, where: str
+) -> Setting:
+    """The architecture at other widths, measured inside the band."""
+    found, known = _reach(space, arch, band, clock)
+    for one, costs in known.items():
+        estimate.update(one, costs)
     if found is not None:
-        return band, found
-    by_width = sorted(known, key=lambda arch: _total_width(space, arch))
+        return found
+    by_width = sorted(known, key=lambda one: _total_width(space, one))
     told = [
         ", ".join(f"{key} {one.value:.4g}{one.unit}" for key, one in known[by_width[end]].items()) for end in (0, -1)
     ]
     raise InfeasibleError(
-        f"no width brings {space.name} to {asked!r} within {config.tolerance:.0%}; its narrowest and widest measure "
-        f"{' and '.join(told)}: choose another cost or a wider tolerance"
+        f"no width brings {space.name} to {where}; its narrowest and widest measure {' and '.join(told)}: choose "
+        "another cost or a wider tolerance"
     )
 
 

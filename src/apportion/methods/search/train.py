@@ -48,13 +48,18 @@ class TrainingProxy:
     utilities: Sequence[str] = ("accuracy",)
 
     def evaluate(self, request: Request) -> Mapping[str, float]:
-        module = self.train(request, self.recipe.steps[request.fidelity]).module
+        module = self._trained(request, self.recipe.steps[request.fidelity]).module
         first, *others = self.utilities
         values = {name: UTILITIES[name](module, self.images, "choose") for name in (first, *others)}
         return {request.fidelity: values[first]} | {name: values[name] for name in others}
 
     def train(self, request: Request, steps: int) -> Any:
         """The trained network of a request."""
+        network = self._trained(request, steps)
+        return network.replace(module=network.module.cpu())
+
+    def _trained(self, request: Request, steps: int) -> Any:
+        """The same, still on the device that it was trained on."""
         import torch
 
         text = f"{self.seed}|{sorted(request.arch.items())}|{request.fidelity}|{request.replicate}".encode()
@@ -67,7 +72,7 @@ class TrainingProxy:
             _fit(network.module.to(self.device), x_NCHW, label_N, self.recipe, steps, seed)
         finally:
             torch.set_num_threads(threads)
-        return network.replace(module=network.module.cpu())
+        return network
 
 
 def _fit(module: Any, x_NCHW: Any, label_N: Any, recipe: Recipe, steps: int, seed: int) -> None:

@@ -11,11 +11,13 @@ Utility: TypeAlias = Callable[[Any, Images, Part], float]
 
 
 def answers(module: Any, x_NCHW: Any, batch: int = 512) -> Any:
-    """The class with the highest logit of every image."""
+    """The class with the highest logit of every image, found on the module's device."""
     import torch
 
+    device = next(module.parameters()).device
     with torch.inference_mode():
-        return torch.cat([module(x_NCHW[i : i + batch]).argmax(1) for i in range(0, len(x_NCHW), batch)])
+        parts = [module(part.to(device)).argmax(1).cpu() for part in x_NCHW.split(batch)]
+    return torch.cat(parts)
 
 
 def accuracy(module: Any, images: Images, part: Part) -> float:

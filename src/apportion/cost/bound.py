@@ -61,8 +61,8 @@ class UpperBound:
     ``spread`` is :math:`\sigma`, 1 when None. ``counts`` says how many scores stand behind each quantile: a quantile is
     infinite when they are too few, and :meth:`explain` says how many it takes. For ``num_menu`` above 1 the bound holds
     for all configurations of a menu at once. Coverage is over both draws, the calibration's and the new one's.
-    ``drift`` is :math:`\delta`, the relative standard error that all latencies of one session share and that no draw of
-    configurations shows: the calibration's session has one, and the session to come another.
+    ``drift`` is :math:`\delta` (eq. K27), the relative standard error that all latencies of one session share and that
+    no draw of configurations shows: the calibration's session has one, and the session to come another.
     """
 
     alpha: float

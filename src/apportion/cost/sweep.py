@@ -117,7 +117,7 @@ def sweep(
 
 
 def shared_error(session: Session, names: Sequence[str]) -> float:
-    r"""The relative standard error that the ratios of all candidates to the whole share, from how they move together.
+    r"""The relative standard error that all ratios to the whole share, from how they move together (eq. K27).
 
     .. math:: \delta = s\Big(\frac{1}{n} \sum_i \log r_{ip}\Big) / \sqrt{P}
 

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -133,7 +133,7 @@ def _from_saved(ref: str, folder: Path, batch: int, tokens: int, seed: int, fact
                 f"{ref} was made by the factory {fields['factory']!r}; code named in a file is not run: name it "
                 "yourself (fit --factory, verify --model)"
             )
-        network = copy.deepcopy(_made_once(factory, _saved_readout(fields)))
+        network = copy.deepcopy(_made_once(_function(factory), factory, _saved_readout(fields)))
         network = network.replace(origin=Origin(ref=ref, folder=folder, factory=factory))
         module = network.module
     else:
@@ -195,19 +195,34 @@ def _saved_readout(fields: Mapping[str, Any]) -> Readout:
 
 
 @lru_cache(maxsize=1)
-def _made_once(ref: str, readout: Readout) -> Network:
+def _made_once(make: Callable[[], Any], ref: str, readout: Readout) -> Network:
     """What a factory makes, kept: many saved cuts of one network are loaded side by side, each with its own weights."""
-    return _from_factory(ref, readout)
+    return _made(make, ref, readout)
 
 
-def _from_factory(ref: str, readout: Readout | None = None) -> Network:
+def _from_factory(ref: str) -> Network:
+    return _made(_function(ref), ref)
+
+
+def _function(ref: str) -> Callable[[], Any]:
     module_name, _, function = ref.partition(":")
     try:
         make = getattr(importlib.import_module(module_name), function)
         inspect.signature(make).bind()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise _uncallable(ref, error) from None
+    return make
+
+
+def _uncallable(ref: str, error: Exception) -> ModelError:
+    return ModelError(f"can't call the factory {ref!r} ({error}); write it as module.path:function")
+
+
+def _made(make: Callable[[], Any], ref: str, readout: Readout | None = None) -> Network:
+    try:
         made = make()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ModelError(f"can't call the factory {ref!r} ({error}); write it as module.path:function") from None
+        raise _uncallable(ref, error) from None
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if isinstance(inputs, Tensor):
         inputs = (inputs,)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from apportion.methods.adapt.clock import Clock
-from apportion.methods.adapt.family import KNOTS
+from apportion.methods.adapt.family import budget_knots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +67,7 @@ def start_fractions(start: str, clocks: Sequence[Clock], floor: float, sensitivi
     moving_L = blocks_L if start == "blocks" else ~blocks_L
     shape_L = shape_L / shape_L[moving_L].mean()
     rows = []
-    for place in range(KNOTS):
-        rho = floor + (1 - floor) * place / (KNOTS - 1)
+    for rho in budget_knots(floor):
         low, high = 0.0, float((1 / shape_L[moving_L]).max())
         for _ in range(40):
             middle = 0.5 * (low + high)

@@ -22,6 +22,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rate", type=float, default=2e-4)
+    parser.add_argument("--hold", type=float, default=0.0, help="weight of likeness to the frozen features")
     args = parser.parse_args()
     torch.set_num_threads(8)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -52,6 +53,7 @@ def work(args, method_name: str, suite: Suite) -> None:
         capacity=method.capacity,
         objective=method.objective,
         rate=args.rate,
+        hold=args.hold,
         seed=args.seed,
         episodes=8 if method.objective != "mean" else 4,
     )

@@ -67,7 +67,7 @@ def sweep(
     target: Target,
     shape: Shape,
     *,
-    seconds_each: float = 0.15,
+    seconds_each: float = 0.1,
     processes: int = PROCESSES,
     on_chunk: Callable[[float], None] | None = None,
 ) -> Swept:

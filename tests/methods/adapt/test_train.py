@@ -55,6 +55,35 @@ def test_every_objective_trains(tiny, objective, allocation):
     assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.tensors().items() if name in before)
 
 
+def test_holding_keeps_the_whole_network_near_the_frozen_one(tiny):
+    likeness = []
+    for hold in (0.0, 20.0):
+        trainer = trainer_of(tiny, steps=30, rate=2e-3, hold=hold)
+        for number in range(30):
+            trainer.step(number)
+        family, episode = trainer.family, tiny.sampler.episode(1000)
+        pool = tiny.pools[episode.domain]
+        alpha_M = torch.full((family.config.num_experts,), 1 / family.config.num_experts)
+        with torch.no_grad():
+            gate_G, ones_G = family.gates(alpha_M), torch.ones(family.groups.count)
+            feature_NF = episode_features(family, pool, episode, gate_G, ones_G)
+        rows = torch.from_numpy(np.concatenate([episode.support.row_N, episode.query.row_N]))
+        likeness.append(float(torch.cosine_similarity(feature_NF, pool.feature_NF[rows]).mean()))
+    assert likeness[0] < likeness[1] <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99, 1.0])
+def test_between_knots_a_start_is_a_mixture_of_its_neighbours(tiny, share):
+    trainer = trainer_of(tiny, steps=10, look=0.5)
+    knots = trainer.family.knots
+    assert list(knots) == sorted(set(knots))
+    assert knots[-1] == pytest.approx(1.0)
+    for low in (0, 3, len(knots) - 2):
+        rho = knots[low] + share * (knots[low + 1] - knots[low])
+        expected = torch.lerp(trainer.starts_TKL[:, low], trainer.starts_TKL[:, low + 1], share)
+        torch.testing.assert_close(trainer._at(rho), expected, rtol=1e-3, atol=1e-4)
+
+
 def test_losses_fall(tiny):
     trainer = trainer_of(tiny, steps=60, rate=2e-3, look=0.2)
     losses = [trainer.step(number)["loss"] for number in range(60)]

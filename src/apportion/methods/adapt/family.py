@@ -50,6 +50,16 @@ class FamilyConfig:
             raise ModelError(f"the tightest budget is {self.tightest:g}; give a share between 0 and 1")
 
 
+def budget_knots(floor: float) -> tuple[float, ...]:
+    """Budgets at which the policy's curves may bend, from the tightest to the whole: evenly in the logarithm.
+
+    Example:
+        >>> [round(rho, 3) for rho in budget_knots(0.16)]
+        [0.16, 0.201, 0.253, 0.318, 0.4, 0.503, 0.632, 0.795, 1.0]
+    """
+    return tuple(floor ** (1 - place / (KNOTS - 1)) for place in range(KNOTS))
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What router and policy say for one task, budget and device."""
@@ -82,7 +92,7 @@ class Family(nn.Module):
         self._prices = {clock.name: clock.prices() for clock in clocks}
         self._features = {clock.name: clock.features() for clock in clocks}
         floor = max(config.tightest, *(clock.floor_ms() / clock.whole_ms for clock in clocks))
-        self.knots = tuple(floor + (1 - floor) * place / (KNOTS - 1) for place in range(KNOTS))
+        self.knots = budget_knots(floor)
         least_L = torch.tensor([module.sizes()[0] / module.num_units for module in partition])
         start_KL = spread_start(clocks, self.knots) if start_KL is None else start_KL
         self.policy = BudgetPolicy(

@@ -15,6 +15,7 @@ different proportions, and the policy begins with the nested path through these 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -49,8 +50,8 @@ class TrainConfig:
     A slice learns from the whole network's answers with weight ``distil`` and from its features with weight
     ``likeness``: answers are soon right on the training tasks, features go on telling what a slice has lost. The whole
     network learns from the labels with weight ``whole`` and from the frozen one with weight ``anchor``, which keeps it
-    usable on tasks unlike those trained on. ``even`` pulls mixtures towards even ones, so that no expert is left to the
-    tasks of a few domains alone.
+    usable on tasks unlike those trained on; ``hold`` is the weight of its features' likeness to the frozen one's.
+    ``even`` pulls mixtures towards even ones, so that no expert is left to the tasks of a few domains alone.
 
     ``gains`` and ``window`` are those of ``Multipliers``; damping after a window with slack makes budgets break on
     average (``benchmarks/adapt_theory``), so it is off.
@@ -70,6 +71,7 @@ class TrainConfig:
     likeness: float = 2.0
     whole: float = 0.5
     anchor: float = 0.5
+    hold: float = 0.0
     even: float = 0.1
     slices: bool = True
     look: float = 0.2
@@ -183,6 +185,10 @@ class Trainer:
         whole_loss = functional.cross_entropy(whole_QW, label_Q)
         frozen_QW = self._frozen(pool, episode, mean_WF).to(whole_QW.device)
         anchored = functional.kl_div(whole_QW.log_softmax(-1), frozen_QW.softmax(-1), reduction="batchmean")
+        if config.hold:
+            rows = torch.from_numpy(np.concatenate([episode.support.row_N, episode.query.row_N]))
+            frozen_NF = pool.feature_NF[rows].to(whole_NF)
+            learned = learned + config.hold * (1 - functional.cosine_similarity(whole_NF, frozen_NF)).mean()
         return _Run(
             episode=episode,
             plan=plan,
@@ -218,9 +224,10 @@ class Trainer:
 
     def _at(self, rho: float) -> Tensor:
         """The fractions of every start at a budget, shape (T, L)."""
-        place = (rho - self.family.floor) / (1 - self.family.floor) * (len(self.family.knots) - 1)
-        low = min(int(place), len(self.family.knots) - 2)
-        return torch.lerp(self.starts_TKL[:, low], self.starts_TKL[:, low + 1], place - low)
+        knots = self.family.knots
+        low = min(max(bisect_right(knots, rho) - 1, 0), len(knots) - 2)
+        share = (rho - knots[low]) / (knots[low + 1] - knots[low])
+        return torch.lerp(self.starts_TKL[:, low], self.starts_TKL[:, low + 1], share)
 
     @torch.no_grad()
     def best_start(self, num_episodes: int) -> Tensor:

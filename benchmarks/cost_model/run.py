@@ -199,12 +199,15 @@ def print_tables(rows: dict, gpu: dict) -> None:
 def summarise(rows: dict, gpu: dict, quick: bool, summary: Summary) -> None:
     both = [*rows.values(), *gpu.values()]
     held = sum(row["held_out"] for row in both)
+    allowing = [row for row in both if row["drift"] > 0]  # older sweeps don't say how sessions move
     figures = {
         "targets": len({name.split()[1] for name in {**rows, **gpu}}),
         "median_rel_error": quantile([row["median"] for row in both], 0.5),
         "p95_rel_error": quantile([row["p95"] for row in both], 0.5),
         "p95_rel_error_max": max(row["p95"] for row in both),
         "coverage": sum(row["coverage"] * row["held_out"] for row in both) / held,
+        "coverage_with_drift": sum(row["coverage"] * row["held_out"] for row in allowing)
+        / max(1, sum(row["held_out"] for row in allowing)),
         "looseness": quantile([row["looseness"] for row in both], 0.5),
         "calibration_s_max": max(row["calibration_s"] for row in rows.values()),
         "flops_p95_rel_error": quantile([row["flops_p95"] for row in both], 0.5),

@@ -82,9 +82,7 @@ def cell(case: Case, target: str) -> dict[str, Any]:
         "quality_after": round(told["quality_after"]["value"], 4),
         "quality_stderr": round(told["quality_after"]["stderr"], 4),
         "precision": told["precision"],
-        "rungs": [
-            round(r["final"][key]["value"] / told["baseline"][key]["value"], 4) for r in told["ladder"] if r["met"]
-        ],
+        "rungs": [round(rung["final"][key]["value"] / start, 4) for rung in told["ladder"] if rung["met"]],
         "outcome": told["outcome"],
         "seconds": round(told["seconds"]),
     }

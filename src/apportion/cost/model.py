@@ -123,9 +123,9 @@ class CostModel:
         drift: float = 0.0,
     ) -> CostModel:
         """With a split-conformal bound from samples that neither fit nor recalibration has seen."""
-        pairs = self.pairs(samples)
-        options = {"spread": spread, "edges_ms": edges_ms, "num_menu": num_menu, "method": method, "drift": drift}
-        bound = UpperBound.fit(*pairs, alpha, **options)  # type: ignore[arg-type]
+        bound = UpperBound.fit(
+            *self.pairs(samples), alpha, spread=spread, edges_ms=edges_ms, num_menu=num_menu, method=method, drift=drift
+        )
         return replace(self, bound=bound)
 
     def pairs(self, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:

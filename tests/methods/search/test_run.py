@@ -152,6 +152,12 @@ def test_only_a_finished_search_of_the_same_space_is_carried_over(found, tmp_pat
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(ApportionError, match="holds no finished search"):
             found_by(path, "mobile-cnn")
+    for number, arch in enumerate(([], {"b0.width": "16"}, {"b0.width": True}, {"b0.kind": [1]})):
+        damaged = tmp_path / str(number)
+        damaged.mkdir()
+        (damaged / "result.json").write_text(json.dumps({"space": "mobile-cnn", "arch": arch}))
+        with pytest.raises(ApportionError, match="is damaged"):
+            found_by(damaged, "mobile-cnn")
     far = replace(CONFIG, start=found_by(folder, "mobile-cnn"), anchor_cost="0.01ms")
     with pytest.raises(InfeasibleError, match="another run's choices"):
         search(far, tmp_path / "far")

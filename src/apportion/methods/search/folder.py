@@ -120,7 +120,13 @@ def found_by(path: Path, space: str) -> dict[str, Any]:
         raise ApportionError(f"{path} holds no finished search; give the run folder of one, not of a front")
     if result["space"] != space:
         raise ApportionError(f"{path} is a search of {result['space']}, not of {space}; give one of the same space")
-    return dict(result["arch"])
+    arch = result["arch"]
+    if not isinstance(arch, dict) or not all(
+        type(value) is int if name.endswith(".width") else isinstance(value, str | int | float)
+        for name, value in arch.items()
+    ):
+        raise ApportionError(f"{path}/result.json is damaged: its architecture is none; run that search again")
+    return arch
 
 
 def identity(config: SearchRunConfig) -> str:

@@ -184,16 +184,17 @@ class Trainer:
         uneven = -(plan.alpha_M * len(plan.alpha_M)).clamp_min(1e-9).log().mean()  # divergence of the even mixture
         whole_loss = functional.cross_entropy(whole_QW, label_Q)
         frozen_QW = self._frozen(pool, episode, mean_WF).to(whole_QW.device)
-        anchored = functional.kl_div(whole_QW.log_softmax(-1), frozen_QW.softmax(-1), reduction="batchmean")
+        answers = functional.kl_div(whole_QW.log_softmax(-1), frozen_QW.softmax(-1), reduction="batchmean")
+        anchored = config.anchor * answers
         if config.hold:
             rows = torch.from_numpy(np.concatenate([episode.support.row_N, episode.query.row_N]))
             frozen_NF = pool.feature_NF[rows].to(whole_NF)
-            learned = learned + config.hold * (1 - functional.cosine_similarity(whole_NF, frozen_NF)).mean()
+            anchored = anchored + config.hold * (1 - functional.cosine_similarity(whole_NF, frozen_NF)).mean()
         return _Run(
             episode=episode,
             plan=plan,
             index=(self.names.index(name), budget_bin(rho, family.floor)),
-            loss=loss + learned + config.whole * whole_loss + config.anchor * anchored + config.even * uneven.to(loss),
+            loss=loss + learned + config.whole * whole_loss + anchored + config.even * uneven.to(loss),
             slice_loss=float(loss.detach()),
             whole_loss=float(whole_loss.detach()),
             accuracy=float((slice_QW.detach().argmax(-1) == label_Q).float().mean()),

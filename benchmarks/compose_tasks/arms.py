@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from apportion.methods.compose.blend import layer_groups
 from apportion.methods.compose.choose import Choice, best_single, greedy_soup, oracle, with_residual
 from apportion.methods.compose.compose import ComposeConfig, compose
 from apportion.methods.compose.private import PrivateMeans
-from apportion.methods.compose.refine import Mode, refine
+from apportion.methods.compose.refine import MODES, refine
 from apportion.methods.compose.resident import Resident
 from apportion.methods.compose.router import Router
 from apportion.methods.compose.support import support_loss
@@ -141,6 +142,8 @@ class Arms:
     ) -> None:
         self.library, self.fixed, self.router, self.source_SP = library, fixed, router, source_SP
         self.blend = library.blend()
+        self.stay = dict.fromkeys(MODES, 0.0)
+        """The price of leaving the router's weights that validation chose for every mode."""
 
     @cached_property
     def by_layer(self) -> Resident:
@@ -171,10 +174,10 @@ class Arms:
             "oracle + scattered": lambda: with_residual(
                 blend, task.support, oracle(blend, task.support), 8, scattered=True
             ),
-            "no-adapt": lambda: self._routed(task, "no-adapt"),
-            "gradient-free": lambda: self._routed(task, "gradient-free"),
-            "gradient": lambda: self._routed(task, "gradient"),
         }
+        mode, _, stay = name.partition(" ")
+        if mode in MODES:
+            return judged(library, blend, task, lambda: self._routed(task, mode, float(stay or self.stay[mode])))
         if name == "oracle, by layer":
             return judged(library, self.by_layer, task, lambda: oracle(self.by_layer, task.support))
         if name.startswith("private"):
@@ -187,7 +190,7 @@ class Arms:
         with torch.no_grad():
             return self.router(prototype_CP, self.source_SP).double()
 
-    def _routed(self, task: Task, mode: Mode) -> Choice:
+    def _routed(self, task: Task, mode: Any, stay: float) -> Choice:
         start_LS = self.weights(prototypes(self.library, task))
         blend = self.blend
         weight_LS = refine(
@@ -195,6 +198,7 @@ class Arms:
             start_LS,
             lambda weight_LS: blend.loss(weight_LS, task.support),
             lambda weight_LS: blend.objective(task.support, weight_LS),
+            stay=stay / len(task.support),
         )
         return Choice(weight_LS, 0.0)
 

@@ -25,7 +25,7 @@ import torch
 from arms import Outcome
 from crew import Crew, Job
 from library import SOURCES, prepare, train
-from world import CHANGE, CHANGED, GRID, MERGES, OURS, STUDIES, TABLE, World, without
+from world import CHANGE, CHANGED, GRID, MERGES, OURS, STAYS, STUDIES, TABLE, TRIED, World, without
 
 from apportion.numerics.cvar import cvar
 from apportion.testing.summary import Summary
@@ -66,7 +66,7 @@ def work(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         crew = Crew(World(folder, Path(scratch), device, count, options.quick), options.workers)
-        chosen = settle(crew, num_lessons=10 if options.quick else 150, num_valid=3 if options.quick else 20)
+        chosen = settle(crew, num_lessons=10 if options.quick else 150, num_valid=3 if options.quick else 40)
         print(f"router and settings after {summary.seconds:.0f} s: {chosen}", flush=True)
         known = {(row["study"], row["setting"], row["task"]) for row in read(options.out)}
         studies = list(STUDIES) if options.ablations else [TABLE, CHANGE]
@@ -137,9 +137,11 @@ def settle(crew: Crew, num_lessons: int, num_valid: int) -> dict[str, object]:
         ]
     )
     found = crew.map([(side, "", place) for side in ("valid", "far") for place in range(num_valid)])
-    scores = {name: float(np.mean([one[name].accuracy for one in found])) for name in (*GRID, *OURS)}
+    scores = {name: float(np.mean([one[name].accuracy for one in found])) for name in (*GRID, *TRIED)}
     merges = {kind: max((n for n in GRID if n.startswith(kind)), key=lambda n: scores[n]) for kind in MERGES}
-    chosen: dict[str, object] = {"merges": merges, "mode": max(OURS, key=lambda name: scores[name]), "scores": scores}
+    stay = {mode: max(stays, key=lambda stay: scores[f"{mode} {stay:g}"]) for mode, stays in STAYS.items()}
+    best = max(OURS, key=lambda mode: scores[f"{mode} {stay[mode]:g}"])
+    chosen: dict[str, object] = {"merges": merges, "mode": best, "stay": stay, "scores": scores}
     (scratch / "chosen.json").write_text(json.dumps(chosen))
     return chosen
 

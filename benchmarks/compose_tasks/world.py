@@ -34,6 +34,9 @@ GRID: dict[str, dict[str, str | float]] = {
 MERGES = ("soup", "task arithmetic", "ties", "dare")
 SEARCHED = ("best single", "greedy soup", "lorahub", "single + residual")
 OURS = ("no-adapt", "gradient-free", "gradient")
+STAYS = {"no-adapt": [0.0], "gradient-free": [0.0, 1.0, 3.0, 10.0], "gradient": [0.0, 1.0, 3.0, 10.0]}
+"""Prices of leaving the router's weights, as examples that would have to gain a nat."""
+TRIED = tuple(f"{mode} {stay:g}" for mode, stays in STAYS.items() for stay in stays)
 ORACLES = ("oracle", "oracle, 2 sources", "oracle, by layer", "oracle + residual", "hindsight")
 ALL = ("base", *MERGES, *SEARCHED, *OURS, *ORACLES, "private 8", "private 2")
 FEW = ("base", "soup", "best single", "greedy soup", "oracle", "oracle, by layer", "no-adapt")
@@ -98,9 +101,10 @@ class World:
 
     @cached_property
     def settled(self) -> Arms:
-        """The same with the scale of every merge that validation chose."""
-        chosen = json.loads((self.scratch / "chosen.json").read_text())["merges"]
-        self.arms.fixed = {name: self.arms.fixed[best] for name, best in chosen.items()}
+        """The same with the scale of every merge and the price of every mode that validation chose."""
+        chosen = json.loads((self.scratch / "chosen.json").read_text())
+        self.arms.fixed = {name: self.arms.fixed[best] for name, best in chosen["merges"].items()}
+        self.arms.stay = chosen["stay"]
         return self.arms
 
     def router(self, name: str) -> tuple[Router, torch.Tensor]:
@@ -117,7 +121,7 @@ class World:
             "merge": lambda setting, _: self.merge(*setting.split(WITHOUT)),
             "router": lambda setting, _: self.fit_router(setting),
             "shuffle": lambda setting, _: self.shuffle(setting),
-            "valid": lambda _, place: self.judged_by(self.arms, self.tasks("valid", ""), place, (*GRID, *OURS)),
+            "valid": lambda _, place: self.judged_by(self.arms, self.tasks("valid", ""), place, (*GRID, *TRIED)),
             "far": lambda _, place: self.far(place),
         }
         return work[what](setting, place)
@@ -131,7 +135,7 @@ class World:
         """A validation task whose own source is away, from the router's training too: its domain is new to all."""
         drawn = self.tasks("far", "")
         (own,) = drawn[place].pools
-        return self.judged_by(self.arms_of(without("", own)), drawn, place, (*GRID, *OURS))
+        return self.judged_by(self.arms_of(without("", own)), drawn, place, (*GRID, *TRIED))
 
     def lesson(self, place: int) -> tuple[np.ndarray, np.ndarray]:
         """The oracle's weights on a task drawn from the sources' own training texts."""
@@ -255,25 +259,23 @@ class World:
         if study == "lesson":
             return tasks(library, prepared(), 150, seed=4)
         if study == "valid":
-            return tasks(library, judged("valid"), 20, seed=1)
+            return tasks(library, judged("valid"), 40, seed=1)
         if study == "far":
-            return [task for pool in judged("valid") for task in tasks(library, [pool], 4, seed=12)]
+            return [task for pool in judged("valid") for task in tasks(library, [pool], 8, seed=12)]
         if study == TABLE:
-            return tasks(library, judged(setting), count, seed=2)
+            return tasks(library, judged(setting), count, seed=22)
         if study == CHANGE:
             return [task for task in self.tasks(TABLE, "id") if setting in task.pools]
-        if study == "shots":
-            return tasks(library, judged("many"), count, seed=7, shots=int(setting))
         ident = judged("id")
-        if study == "residual at shots":
-            return tasks(library, judged("many"), count, seed=7, shots=int(setting))
+        if study in ("shots", "residual at shots"):
+            return tasks(library, judged("many"), count, seed=27, shots=int(setting))
         if study == "share of the first domain":
             return mixtures(library, ident, count, *(int(part) // 10 for part in setting.split("/")))
         if study == "wrong labels":
-            return tasks(library, ident, count, seed=8, noise=float(setting.rstrip("%")) / 100)
+            return tasks(library, ident, count, seed=28, noise=float(setting.rstrip("%")) / 100)
         if study == "typing errors in queries":
-            return tasks(library, ident, count, seed=9, corrupt=typos if setting == "some" else None)
-        return tasks(library, ident, count, seed=10)
+            return tasks(library, ident, count, seed=29, corrupt=typos if setting == "some" else None)
+        return tasks(library, ident, count, seed=30)
 
 
 def tasks(library: Library, pools: Sequence[Pool], count: int, seed: int, **settings: Any) -> list[Task]:
@@ -293,7 +295,7 @@ def tasks(library: Library, pools: Sequence[Pool], count: int, seed: int, **sett
 
 def mixtures(library: Library, pools: Sequence[Pool], count: int, first: int, second: int) -> list[Task]:
     """Tasks with so many classes of one domain and so many of another."""
-    rng = np.random.default_rng(11)
+    rng = np.random.default_rng(31)
     drawn = []
     for place in range(count):
         others = [pool for pool in pools if pool is not pools[place % len(pools)]]

@@ -58,6 +58,31 @@ def test_refinement_closes_most_of_the_gap(mode):
     assert sum(shares) / len(shares) < 0.2
 
 
+@pytest.mark.parametrize("mode", ["gradient-free", "gradient"])
+def test_leaving_the_start_has_a_price(mode):
+    value, gradient = by_rows(bowl(3))
+    start_LS = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64)
+    moved = [
+        (refine(mode, start_LS, value, gradient, steps=12, stay=stay) - start_LS).abs().sum().item()
+        for stay in (0.0, 1.0, 1e3)
+    ]
+    assert moved[0] > moved[1] > moved[2]
+    assert moved[2] < 0.02
+
+
+def test_the_anchored_optimum_is_the_one_of_its_formula():
+    """With a linear loss it is known: the start times exp(-slope / price), scaled to sum to one."""
+    slope_S = torch.tensor([0.3, -0.2, 0.1, 0.5], dtype=torch.float64)
+    start_LS = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64)
+
+    def objective(weight_LS):
+        return float(weight_LS[0] @ slope_S), slope_S[None]
+
+    found_LS = refine("gradient", start_LS, lambda w: objective(w)[0], objective, steps=60, stay=0.5)
+    wanted_LS = (start_LS.log() - slope_S / 0.5).softmax(-1)
+    torch.testing.assert_close(found_LS, wanted_LS, atol=1e-3, rtol=0)
+
+
 def test_refinement_keeps_to_the_number_of_sources():
     objective = bowl(1)
     value, gradient = by_rows(objective)

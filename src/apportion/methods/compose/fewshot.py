@@ -20,7 +20,7 @@ from apportion.methods.compose.compose import ComposeConfig, Opened, open_all, w
 from apportion.methods.compose.folder import refuse_foreign
 from apportion.methods.compose.prices import measure_prices
 from apportion.methods.compose.recipes import Linear
-from apportion.methods.compose.refine import MODES, refine, truncate
+from apportion.methods.compose.refine import MODES, STAY, refine, truncate
 from apportion.methods.compose.router import load_router, source_embedding
 from apportion.methods.compose.support import Support, encode, outputs
 from apportion.methods.compose.taskcache import cached_choice, task_key
@@ -187,5 +187,6 @@ def routed(task: TaskConfig, opened: Opened, blend: Blend, support: Support) -> 
         lambda trial_LS: blend.loss(trial_LS, support),
         lambda trial_LS: blend.objective(support, trial_LS),
         max_active=task.max_sources,
+        stay=STAY / len(support),
     )
     return Choice(weight_LS, blend.loss(weight_LS, support), notes={"mode": task.mode, "new_sources": new})

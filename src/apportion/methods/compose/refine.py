@@ -16,20 +16,50 @@ from apportion.errors import KnobError
 Mode: TypeAlias = Literal["no-adapt", "gradient-free", "gradient"]
 Value: TypeAlias = Callable[[Tensor], float]
 Objective: TypeAlias = Callable[[Tensor], tuple[float, Tensor]]
+STAY = 1.0
+"""The price of leaving the router's weights, as examples that would have to gain a nat (benchmarks/compose_tasks)."""
+_LEAST = 1e-6
 MODES: tuple[Mode, ...] = ("no-adapt", "gradient-free", "gradient")
 
 
 def refine(
-    mode: Mode, start_LS: Tensor, value: Value, objective: Objective, *, steps: int = 4, max_active: int | None = None
+    mode: Mode,
+    start_LS: Tensor,
+    value: Value,
+    objective: Objective,
+    *,
+    steps: int = 4,
+    max_active: int | None = None,
+    stay: float = 0.0,
 ) -> Tensor:
-    """Weights after a deployment mode; the support loss never rises."""
+    r"""Weights after a deployment mode; the support loss never rises.
+
+    A few examples say little, and the start was learned from many tasks: leaving it has a price (eq. C44).
+
+    .. math:: \min_w f(w) + \frac{\nu}{L} \sum_\ell \mathrm{KL}(w_\ell \,\|\, w^{(0)}_\ell)
+
+    Args:
+        stay: the price :math:`\nu` of a nat; a constant over the number of examples, as in a PAC-Bayes bound.
+    """
     if mode not in MODES:
         raise KnobError(f"mode {mode!r} is not known; possible are {', '.join(MODES)}")
     if mode == "no-adapt":
         return start_LS
+    anchor_LS = start_LS.clamp_min(_LEAST).log()
+
+    def anchored_value(weight_LS: Tensor) -> float:
+        return value(weight_LS) + stay * float(_departure(weight_LS, anchor_LS).sum()) / len(weight_LS)
+
+    def anchored_objective(weight_LS: Tensor) -> tuple[float, Tensor]:
+        found, gradient_LS = objective(weight_LS)
+        apart_LS = _departure(weight_LS, anchor_LS)
+        slope_LS = weight_LS.clamp_min(_LEAST).log() - anchor_LS + 1
+        price = stay / len(weight_LS)
+        return found + price * float(apart_LS.sum()), gradient_LS + price * slope_LS
+
     if mode == "gradient-free":
-        return refine_by_values(value, start_LS, steps=steps, max_active=max_active)
-    return refine_by_gradient(objective, start_LS, steps=steps)
+        return refine_by_values(anchored_value, start_LS, steps=steps, max_active=max_active)
+    return refine_by_gradient(anchored_objective, start_LS, steps=steps)
 
 
 def refine_by_values(value: Value, start_LS: Tensor, *, steps: int = 4, max_active: int | None = None) -> Tensor:
@@ -68,7 +98,7 @@ def refine_by_gradient(objective: Objective, start_LS: Tensor, *, steps: int = 4
 
     With :math:`w = \mathrm{softmax}(\rho)`: :math:`\partial f / \partial \rho_s = w_s (g_s - \langle g, w \rangle)`.
     """
-    weight_LS = start_LS.clamp_min(1e-6)
+    weight_LS = start_LS.clamp_min(_LEAST)
     weight_LS = weight_LS / weight_LS.sum(-1, keepdim=True)
     value, gradient_LS = objective(weight_LS)
     for _ in range(steps):
@@ -86,6 +116,11 @@ def refine_by_gradient(objective: Objective, start_LS: Tensor, *, steps: int = 4
             break
         weight_LS, value, gradient_LS, rate = trial_LS, new_value, new_gradient_LS, 1.5 * rate
     return weight_LS
+
+
+def _departure(weight_LS: Tensor, anchor_LS: Tensor) -> Tensor:
+    """Terms of the divergence from weights whose logarithm is given."""
+    return weight_LS * (weight_LS.clamp_min(_LEAST).log() - anchor_LS)
 
 
 def _toward(weight_LS: Tensor, source: int, share: float) -> Tensor:

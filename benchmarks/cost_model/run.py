@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from apportion.cost.audit import audit
-from apportion.cost.calibrate import NUM_FIT, anchor_sizes, fit_samples, whole_sample
+from apportion.cost.calibrate import NUM_FIT, anchor_sizes, bounding_among, fit_samples, whole_sample
 from apportion.cost.draw import draw_many
 from apportion.cost.model import CostModel
 from apportion.cost.parts import Parts
@@ -78,7 +78,7 @@ def measure_pair(name: str, target: str, path: Path) -> None:
     num_fit = len(anchors) + NUM_FIT
     calibrating, unseen = sizes[: num_fit + NUM_BOUND], sizes[num_fit + NUM_BOUND :]
     swept = sweep(network, parts, calibrating, where, shape)
-    fit_samples(parts, calibrating, swept, num_fit)
+    fit_samples(parts, calibrating, swept, bounding_among(len(anchors), NUM_FIT, NUM_BOUND))
     seconds = time.perf_counter() - began
     later = sweep(network, parts, unseen, where, shape)
     Saved(
@@ -111,16 +111,16 @@ def audit_saved(path: Path) -> dict[str, dict]:
     last = saved.num_fit + saved.num_bound
     known = {i: s for i, s in saved.swept.samples.items() if i < last}
     unseen = {i: s for i, s in saved.swept.samples.items() if i >= last}
-    calibrated = fit_samples(
-        parts, saved.sizes, Swept(known, {}, saved.swept.baseline, saved.swept.drift), saved.num_fit
-    )
+    num_anchors = len(anchor_sizes(parts.partition))
+    bounding = bounding_among(num_anchors, saved.num_fit - num_anchors, saved.num_bound)
+    calibrated = fit_samples(parts, saved.sizes, Swept(known, {}, saved.swept.baseline, saved.swept.drift), bounding)
     held_out = resee(calibrated.parts, [saved.sizes[i] for i in unseen], list(unseen.values()))
     row = judge(calibrated.cost, held_out)
     whole = whole_sample(parts, saved.swept)
     to_fit = [whole, *(resee(parts, [saved.sizes[i]], [s])[0] for i, s in known.items())]  # peers see all of these
     plain = resee(parts, [saved.sizes[i] for i in unseen], list(unseen.values()))
     row |= judge_peers(to_fit, plain, parts)
-    first = [i for i in known if i < saved.num_fit]
+    first = [i for i in known if i not in bounding]
     fitted = [whole, *resee(parts, [saved.sizes[i] for i in first], [known[i] for i in first])]
     options = choose_options(fitted, parts.signature_of)
     unseeing = CostModel.fit(fitted, parts.signature_of, knots=options.knots, ridge=options.ridge)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from apportion.core.meter import Reading
-from apportion.cost.calibrate import carry_over, fit_samples
+from apportion.cost.calibrate import bounding_among, carry_over, fit_samples
 from apportion.cost.draw import draw_many
 from apportion.cost.fit import FitOptions
 from apportion.cost.parts import WIDTH, Parts
@@ -87,7 +87,7 @@ def test_chunks_are_even_and_bounded(count, expected):
 def profile_of(parts):
     sizes, samples = clock(parts, grid=1, width_ms=0.0)
     swept = Swept(dict(enumerate(samples[1:])), {}, Reading(value=samples[0].latency_ms, unit="ms"))
-    calibrated = fit_samples(parts, sizes[1:], swept, 36)
+    calibrated = fit_samples(parts, sizes[1:], swept, range(36, len(sizes)))
     return (
         sizes[1:],
         swept,
@@ -116,7 +116,7 @@ def test_a_profile_is_carried_over_to_a_target_of_another_speed(parts):
         Reading(value=2.5 * swept.baseline.value, unit="ms"),
     )
     few = Swept({i: s for i, s in slower.samples.items() if i < 6 or i >= 36}, {}, slower.baseline)
-    carried = carry_over(profile, parts, sizes, few, 36)
+    carried = carry_over(profile, parts, sizes, few, range(36, len(sizes)))
     unseen = [i for i in slower.samples if 6 <= i < 36]
     for sample in resee(carried.parts, [sizes[i] for i in unseen], [slower.samples[i] for i in unseen]):
         assert carried.cost.predict(sample.shares) == pytest.approx(sample.latency_ms, rel=0.03)
@@ -127,4 +127,29 @@ def test_a_profile_of_another_network_is_not_carried_over(parts):
     sizes, swept, profile = profile_of(parts)
     other = dataclasses.replace(profile, widths=not profile.widths)
     with pytest.raises(CostError, match="whose parts are not"):
-        carry_over(other, parts, sizes, swept, 36)
+        carry_over(other, parts, sizes, swept, range(36, len(sizes)))
+
+
+@pytest.mark.parametrize(("anchors", "fit", "bound"), [(4, 32, 22), (4, 8, 22), (0, 1, 1), (3, 5, 0)])
+def test_every_half_of_the_draws_has_its_share_of_the_bound(anchors, fit, bound):
+    found = bounding_among(anchors, fit, bound)
+    assert len(found) == bound
+    assert all(anchors <= place < anchors + fit + bound for place in found)
+    middle = anchors + (fit + bound) // 2
+    assert abs(sum(place < middle for place in found) - bound / 2) <= 1
+
+
+def test_a_chunk_that_ran_faster_as_a_whole_leaves_the_bound_its_room(parts):
+    """The second half of the session 4 % faster: a bound of that half alone would lie under the first half."""
+    sizes, samples = clock(parts, grid=1, width_ms=0.0)
+    drawn = samples[1:]
+    half = len(drawn) // 2
+    moved = [s if i < half else dataclasses.replace(s, latency_ms=0.96 * s.latency_ms) for i, s in enumerate(drawn)]
+    swept = Swept(dict(enumerate(moved)), {}, Reading(value=samples[0].latency_ms, unit="ms"))
+
+    def held(bounding):
+        cost = fit_samples(parts, sizes[1:], swept, bounding).cost
+        return sum(cost.upper(s.shares) >= s.latency_ms for s in drawn) / len(drawn)
+
+    assert held(bounding_among(0, len(drawn) - 20, 20)) >= 0.95
+    assert held(range(len(drawn) - 20, len(drawn))) < 0.9

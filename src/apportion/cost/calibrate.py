@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from apportion.core.meter import Reading
@@ -108,10 +108,11 @@ def calibrate(
     anchors = list(anchor_sizes(parts.partition).values())
     drawn: list[Sizes] = [*anchors, *draw_many(parts, num_fit + num_bound, seed)]
     swept = sweep(network, parts, drawn, target, shape, on_chunk=on_share)
+    bounding = bounding_among(len(anchors), num_fit, num_bound)
     if like is None:
-        calibrated = fit_samples(parts, drawn, swept, len(anchors) + num_fit)
+        calibrated = fit_samples(parts, drawn, swept, bounding)
     else:
-        calibrated = carry_over(like, parts, drawn, swept, len(anchors) + num_fit)
+        calibrated = carry_over(like, parts, drawn, swept, bounding)
     least = swept.samples.get(len(anchors) - 1)
     return Profile(
         model=network.origin.ref,
@@ -137,22 +138,35 @@ class Calibrated:
     parts: Parts
 
 
-def fit_samples(parts: Parts, drawn: Sequence[Sizes], swept: Swept, first_bound: int) -> Calibrated:
-    """Chooses the view and the options, fits to the samples before ``first_bound`` and bounds with the others."""
-    fitted = [i for i in swept.samples if i < first_bound]
+def bounding_among(num_anchors: int, num_fit: int, num_bound: int) -> frozenset[int]:
+    """Which configurations calibrate the bound: spread evenly over those drawn, which come after the anchors.
+
+    What is measured together moves together. Were the last chunk all of the bound, its luck would be taken for an error
+    of the fit, and a lucky chunk for a bound with no room.
+    """
+    count = num_fit + num_bound
+    return frozenset(
+        num_anchors + place for place in range(count) if (place + 1) * num_bound // count > place * num_bound // count
+    )
+
+
+def fit_samples(parts: Parts, drawn: Sequence[Sizes], swept: Swept, bounding: Collection[int]) -> Calibrated:
+    """Chooses the view and the options, bounds with the samples ``bounding`` names and fits to the others."""
+    fitted = [i for i in swept.samples if i not in bounding]
     sizes: list[Sizes] = [{}, *(drawn[i] for i in fitted)]
     measured = [whole_sample(parts, swept), *(swept.samples[i] for i in fitted)]
     parts = choose_view(parts, sizes, measured).parts
     to_fit = resee(parts, sizes, measured)
-    bounding = [i for i in swept.samples if i >= first_bound]
-    to_bound = resee(parts, [drawn[i] for i in bounding], [swept.samples[i] for i in bounding])
+    to_bound = _to_bound(parts, drawn, swept, bounding)
     options = choose_options(to_fit, parts.signature_of)
     cost = CostModel.fit(to_fit, parts.signature_of, knots=options.knots, ridge=options.ridge)
     return Calibrated(cost.bounded(to_bound, ALPHA, drift=swept.drift), parts)
 
 
-def carry_over(like: Profile, parts: Parts, drawn: Sequence[Sizes], swept: Swept, first_bound: int) -> Calibrated:
-    """The curves of another target's profile, rescaled by the samples before ``first_bound``, bounded with the others.
+def carry_over(
+    like: Profile, parts: Parts, drawn: Sequence[Sizes], swept: Swept, bounding: Collection[int]
+) -> Calibrated:
+    """The curves of another target's profile, bounded with the samples ``bounding`` names, rescaled by the others.
 
     Raises:
         CostError: the profile is of a network with other parts.
@@ -160,14 +174,18 @@ def carry_over(like: Profile, parts: Parts, drawn: Sequence[Sizes], swept: Swept
     parts = parts.seen(grid=like.grid, widths=like.widths)
     if parts.signature_of != dict(like.cost.law.signature_of):
         raise CostError(f"the profile is of {like.model}, whose parts are not this network's; calibrate without it")
-    fitted = [i for i in swept.samples if i < first_bound]
+    fitted = [i for i in swept.samples if i not in bounding]
     sizes: list[Sizes] = [{}, *(drawn[i] for i in fitted)]
     measured = [whole_sample(parts, swept), *(swept.samples[i] for i in fitted)]
-    bounding = [i for i in swept.samples if i >= first_bound]
-    to_bound = resee(parts, [drawn[i] for i in bounding], [swept.samples[i] for i in bounding])
+    to_bound = _to_bound(parts, drawn, swept, bounding)
     kinds = {signature: signature.split()[0] for signature in like.cost.law.curves}
     cost = transfer(like.cost, resee(parts, sizes, measured), kinds)
     return Calibrated(cost.bounded(to_bound, ALPHA, drift=swept.drift), parts)
+
+
+def _to_bound(parts: Parts, drawn: Sequence[Sizes], swept: Swept, bounding: Collection[int]) -> list[Sample]:
+    chosen = [i for i in swept.samples if i in bounding]
+    return resee(parts, [drawn[i] for i in chosen], [swept.samples[i] for i in chosen])
 
 
 def whole_sample(parts: Parts, swept: Swept) -> Sample:

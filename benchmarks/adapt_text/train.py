@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rate", type=float, default=2e-4)
     parser.add_argument("--hold", type=float, default=0.0, help="weight of likeness to the frozen features")
+    parser.add_argument("--vary", type=float, default=0.0, help="share of episodes with changed images")
     args = parser.parse_args()
     torch.set_num_threads(8)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -54,6 +55,7 @@ def work(args, method_name: str, suite: Suite) -> None:
         objective=method.objective,
         rate=args.rate,
         hold=args.hold,
+        vary=args.vary,
         seed=args.seed,
         episodes=8 if method.objective != "mean" else 4,
     )

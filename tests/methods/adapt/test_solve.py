@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.errors import InfeasibleError
-from apportion.methods.adapt.solve import refine_mixture, reprice, round_to_budget, solve
+from apportion.methods.adapt.solve import along_path, refine_mixture, reprice, round_to_budget, solve
 
 ALPHA = torch.full((4,), 0.25)
 
@@ -25,6 +25,22 @@ def test_the_bound_keeps_the_budget_and_no_step_more_would(tiny, rho, seed):
         if larger:
             then = clock.upper_ms({**solved.sizes, module.name: larger[0]})
             assert then > budget_ms or then == solved.upper_ms  # equal: of a block that is left out
+
+
+@settings(max_examples=20, deadline=None)
+@given(rho=st.floats(0.2, 1.0), raised=st.floats(-1.0, 1.0), device=st.integers(0, 1))
+def test_the_place_on_the_path_costs_the_budget_and_smaller_ones_lie_inside(tiny, rho, raised, device):
+    """A policy that is off by much, either way, still says networks of the budget's cost, one inside the other."""
+    family, clock = tiny.family(), tiny.clocks[device]
+    with torch.no_grad():
+        family.policy.start_L += raised
+        found_L = along_path(family, ALPHA, clock, rho, clock.name)
+        first_L = family.plan_with(ALPHA, family.floor, clock.name).fraction_L
+        last_L = family.plan_with(ALPHA, 1.0, clock.name).fraction_L
+        within = float(clock.ratio(first_L)) <= rho <= float(clock.ratio(last_L))
+        assert not within or float(clock.ratio(found_L)) == pytest.approx(rho, abs=0.01)
+        smaller_L = along_path(family, ALPHA, clock, 0.8 * rho, clock.name)
+    assert (smaller_L <= found_L + 1e-6).all()
 
 
 def test_a_budget_under_the_floor_is_refused_with_the_floor(tiny):

@@ -1,6 +1,7 @@
 r"""The test-time solver: routing and sizes for one support set and budget, without a gradient through the network.
 
-Sizes come from the policy, are priced anew on the device at hand, and rounded so that the bound keeps the budget:
+Sizes come from the policy, at the place of its path that costs the budget on the device at hand; on a device that was
+not trained for they are priced anew; and they are rounded so that the bound keeps the budget:
 
 .. math:: \max_s \sum_\ell v_\ell \bar s_\ell \log s_\ell \quad \text{s.t. } \widehat{\mathrm{Lat}}(s) \le B
     \quad \text{(eq. A10; the paper's eq. 7)}
@@ -26,6 +27,7 @@ from apportion.methods.adapt.family import Family
 
 NUM_STEPS = 12
 RATE = 0.5
+_HALVINGS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +67,34 @@ def solve(
     rho = min(1.0, budget_ms / clock.whole_ms)
     with torch.no_grad():
         known = clock.name if clock.name in family.clocks else next(iter(family.clocks))
-        fraction_L = family.plan_with(alpha_M, rho, known).fraction_L
+        fraction_L = along_path(family, alpha_M, clock, rho, known)
     if value_L is not None and num_steps:
         fraction_L = reprice(clock, fraction_L, value_L, rho, num_steps)
     worth_L = fraction_L if value_L is None else value_L * fraction_L
     sizes = round_to_budget(clock, fraction_L, worth_L, budget_ms)
     return Solved(alpha_M, sizes, clock.predict_ms(sizes), clock.upper_ms(sizes))
+
+
+def along_path(family: Family, alpha_M: Tensor, clock: Clock, rho: float, known: str) -> Tensor:
+    r"""The policy's fractions where they cost the budget (eq. A16).
+
+    .. math:: s(\rho') \quad \text{with} \quad \rho' = \max \{ x : \widehat{\mathrm{Lat}}(s(x)) \le \rho \}
+
+    What the policy says for a budget may cost more or less than it: training leaves a residual, and devices differ. Its
+    fractions rise with the budget, so they are a path of nested networks, all of which training has visited; the place
+    on it is found by bisection. A budget under the path's beginning gets the beginning.
+    """
+
+    def fractions(at: float) -> Tensor:
+        return family.plan_with(alpha_M, at, known).fraction_L
+
+    low, high = family.floor, 1.0
+    if float(clock.ratio(fractions(high))) <= rho:
+        return fractions(high)
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if float(clock.ratio(fractions(middle))) <= rho else (low, middle)
+    return fractions(low)
 
 
 def reprice(clock: Clock, fraction_L: Tensor, value_L: Tensor, rho: float, num_steps: int) -> Tensor:

@@ -32,6 +32,7 @@ from apportion.methods.adapt.episodes import episode_features, frozen_means, log
 from apportion.methods.adapt.family import Family, Plan
 from apportion.methods.adapt.pool import Pool
 from apportion.methods.adapt.solve import round_to_budget
+from apportion.methods.adapt.variation import varied
 from apportion.numerics.multipliers import Multipliers
 from apportion.numerics.robust import GroupWeights, cvar_weights, kl_weights
 from apportion.tasks.episode import Episode, Sampler
@@ -51,6 +52,7 @@ class TrainConfig:
     ``likeness``: answers are soon right on the training tasks, features go on telling what a slice has lost. The whole
     network learns from the labels with weight ``whole`` and from the frozen one with weight ``anchor``, which keeps it
     usable on tasks unlike those trained on; ``hold`` is the weight of its features' likeness to the frozen one's.
+    ``vary`` is the share of episodes whose images are all changed in one way (``variation``).
     ``even`` pulls mixtures towards even ones, so that no expert is left to the tasks of a few domains alone.
 
     ``gains`` and ``window`` are those of ``Multipliers``; damping after a window with slack makes budgets break on
@@ -72,6 +74,7 @@ class TrainConfig:
     whole: float = 0.5
     anchor: float = 0.5
     hold: float = 0.0
+    vary: float = 0.5
     even: float = 0.1
     slices: bool = True
     look: float = 0.2
@@ -107,9 +110,10 @@ class Trainer:
             "pi": config.gains,
             "window": config.window,
         }
+        self.nu = Multipliers((1,), **rates)
+        rates["rate"] *= max(1.0, len(self.names) * NUM_BINS / config.episodes)  # each is seen once in so many steps
         self.mu = Multipliers(shape, **rates)
         self.lam = Multipliers((*shape, len(family.partition)), **rates)
-        self.nu = Multipliers((1,), **rates)
         self.value_BL = torch.zeros(NUM_BINS, len(family.partition))  # what a bit more of a module is worth
         domains = [domain.name for domain in sampler.domains]
         self.group = GroupWeights(len(domains), rate=0.05)
@@ -162,6 +166,8 @@ class Trainer:
         count = number * config.episodes + place
         episode = self.sampler.episode(count)
         pool = self.pools[episode.domain]
+        if config.vary and float(torch.rand((), generator=generator)) < config.vary:
+            pool, episode = varied(family.network, pool, episode, generator)
         name = self.names[count % len(self.names)]
         spread = (place + float(torch.rand((), generator=generator))) / config.episodes
         rho = family.floor ** (1 - spread) if config.slices else 1.0  # evenly in the logarithm

@@ -23,7 +23,7 @@ from apportion.cost.parts import Parts
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
 from apportion.methods.adapt.family import Family
 from apportion.methods.adapt.pool import Pool
-from apportion.methods.adapt.solve import refine_mixture, solve
+from apportion.methods.adapt.solve import along_path, refine_mixture, solve
 from apportion.methods.adapt.specialise import left_out_loss
 from apportion.methods.adapt.train import module_values
 from apportion.tasks.episode import Episode, Sampler, Shape
@@ -32,7 +32,7 @@ from methods import METHODS
 BUDGETS = (0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9)
 FEW_BUDGETS = (0.15, 0.3, 0.7)  # for a method with one thing changed
 SHAPE = Shape(ways=5, shots=5, queries=10)
-LARGE = "20-way 1-shot"  # twice as many images, so a third of the episodes
+LARGE = "20-way 1-shot"  # more images in each, so a third of the episodes
 VARIANTS = ("noise", "even", "1-shot", "2-shot", "refined", "10%-groups", "10%-weights", "1%-groups", "1%-weights")
 
 
@@ -123,7 +123,8 @@ def judge(
                 with torch.inference_mode():
                     plan = family.plan(means_WF, rho, trained)
                     alpha_M = routed(plan.alpha_M, variant, generator)
-                key = (clock.name, rho, tuple((100 * plan.fraction_L).round().int().tolist()))
+                    path_L = along_path(family, alpha_M, clock, rho * clock.whole_ms, trained)
+                key = (clock.name, rho, tuple((100 * path_L).round().int().tolist()))
                 if key not in known and rho < 1:
                     value_L = module_values(value_BL, rho, family.floor)
                     learned = method.allocation == "learned" and method.train

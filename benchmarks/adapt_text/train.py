@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 
 import torch
 from safetensors.torch import save_file
@@ -76,6 +77,7 @@ def work(args, method_name: str, suite: Suite) -> None:
         "method": method_name,
         "suite": args.suite,
         "steps": steps,
+        "settings": asdict(settings),
         "seconds": {"prepare": ready - began, "train": time.perf_counter() - ready},
         "features": num_features,
         "targets": list(family.clocks),

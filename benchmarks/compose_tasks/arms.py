@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from apportion.methods.compose.blend import layer_groups
 from apportion.methods.compose.choose import Choice, best_single, greedy_soup, oracle, with_residual
 from apportion.methods.compose.compose import ComposeConfig, compose
 from apportion.methods.compose.private import PrivateMeans
-from apportion.methods.compose.refine import MODES, refine
+from apportion.methods.compose.refine import MODES, Mode, refine
 from apportion.methods.compose.resident import Resident
 from apportion.methods.compose.router import Router
 from apportion.methods.compose.support import support_loss
@@ -177,7 +177,8 @@ class Arms:
         }
         mode, _, stay = name.partition(" ")
         if mode in MODES:
-            return judged(library, blend, task, lambda: self._routed(task, mode, float(stay or self.stay[mode])))
+            price = float(stay or self.stay[mode])
+            return judged(library, blend, task, lambda: self._routed(task, cast(Mode, mode), price))
         if name == "oracle, by layer":
             return judged(library, self.by_layer, task, lambda: oracle(self.by_layer, task.support))
         if name.startswith("private"):
@@ -190,7 +191,7 @@ class Arms:
         with torch.no_grad():
             return self.router(prototype_CP, self.source_SP).double()
 
-    def _routed(self, task: Task, mode: Any, stay: float) -> Choice:
+    def _routed(self, task: Task, mode: Mode, stay: float) -> Choice:
         start_LS = self.weights(prototypes(self.library, task))
         blend = self.blend
         weight_LS = refine(

@@ -192,7 +192,7 @@ def print_tables(rows: dict, gpu: dict) -> None:
         print(
             f"| {name} | {row['median']:.1%} | {row['p95']:.1%} | {row['coverage']:.0%} of {row['held_out']} | "
             f"{row['looseness']:.1%} | {row['grid']} | {row['plain_median']:.1%} | {row['flops_p95']:.0%} | "
-            f"{row['table_p95']:.0%} | {row['noise']:.1%} | {row['drift']:.1%} |"
+            f"{row['table_p95']:.0%} | {row['noise']:.1%} | {format(row['drift'], '.1%') if row['drift'] else '–'} |"
         )
 
 

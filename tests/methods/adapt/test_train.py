@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from apportion.errors import DataError
 from apportion.methods.adapt.episodes import episode_features, order_units, unit_scores
+from apportion.methods.adapt.folder import AdaptConfig
 from apportion.methods.adapt.train import TrainConfig, Trainer, budget_bin, nested_path
 
 
@@ -124,6 +125,30 @@ def test_budgets_fall_into_bins_that_cover_all():
     assert budget_bin(0.15, 0.15) == 0
     assert budget_bin(1.0, 0.15) == 7
     assert budget_bin(0.05, 0.15) == 0
+    drawn = [budget_bin(0.15 ** (1 - (place + 0.5) / 800), 0.15) for place in range(800)]
+    assert {drawn.count(bin_) for bin_ in range(8)} == {100}  # as often each, as budgets are drawn
+
+
+def test_every_device_meets_every_range_of_budgets(tiny):
+    trainer = Trainer(tiny.family(), tiny.pools, tiny.sampler, TrainConfig(steps=60, look=0.0))
+    for number in range(60):
+        trainer.step(number)
+    assert None not in trainer.mu.state()["last"]
+
+
+def test_prices_rise_as_fast_however_many_there_are(tiny):
+    """A cell that is seen in one of so many steps moves so much further when it is."""
+    trainer = Trainer(tiny.family(), tiny.pools, tiny.sampler, TrainConfig(steps=10, price_rate=0.5, episodes=2))
+    assert trainer.mu.rate == pytest.approx(0.5 * trainer.mu.values.size / 2)
+    assert trainer.nu.rate == pytest.approx(0.5)
+
+
+def test_images_are_varied_and_texts_are_not():
+    asked = AdaptConfig(model="minilm", tasks="text", targets=("ort-cpu-1t",))
+    assert asked.training().vary == asked.training().hold == 0
+    assert asked.training(images=True).vary > 0
+    with pytest.raises(DataError, match="share of the episodes"):
+        TrainConfig(vary=1.5)
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"objective": "best"}, {"capacity": 0.0}, {"rate": -1.0}])

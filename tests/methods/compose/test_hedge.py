@@ -34,12 +34,12 @@ def by_rows(objective):
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(0, 10**6), st.sampled_from(MODES), st.integers(1, 6))
-def test_refinement_never_loses_and_stays_on_the_simplex(seed, mode, steps):
+@given(st.integers(0, 10**6), st.sampled_from(MODES), st.integers(1, 6), st.floats(0, 5))
+def test_refinement_never_loses_and_stays_on_the_simplex(seed, mode, steps, stay):
     objective = bowl(seed)
     value, gradient = by_rows(objective)
     start_LS = torch.full((1, 4), 0.25, dtype=torch.float64)
-    found_LS = refine(mode, start_LS, value, gradient, steps=steps)
+    found_LS = refine(mode, start_LS, value, gradient, steps=steps, stay=stay)
     assert value(found_LS) <= value(start_LS) + 1e-9
     assert found_LS.min() >= 0
     assert found_LS.sum().item() == pytest.approx(1)
@@ -71,15 +71,15 @@ def test_leaving_the_start_has_a_price(mode):
 
 
 def test_the_anchored_optimum_is_the_one_of_its_formula():
-    """With a linear loss it is known: the start times exp(-slope / price), scaled to sum to one."""
-    slope_S = torch.tensor([0.3, -0.2, 0.1, 0.5], dtype=torch.float64)
-    start_LS = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64)
+    """With a linear loss it is known: the start times exp(-L slope / price), scaled to sum to one in every row."""
+    slope_LS = torch.tensor([[0.15, -0.1, 0.05, 0.25], [-0.1, 0.1, 0.0, 0.0]], dtype=torch.float64)
+    start_LS = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.5, 0.2, 0.3, 0.0]], dtype=torch.float64)
 
     def objective(weight_LS):
-        return float(weight_LS[0] @ slope_S), slope_S[None]
+        return float((weight_LS * slope_LS).sum()), slope_LS
 
-    found_LS = refine("gradient", start_LS, lambda w: objective(w)[0], objective, steps=60, stay=0.5)
-    wanted_LS = (start_LS.log() - slope_S / 0.5).softmax(-1)
+    found_LS = refine("gradient", start_LS, lambda w: objective(w)[0], objective, steps=100, stay=0.5)
+    wanted_LS = (start_LS.clamp_min(1e-6).log() - 2 * slope_LS / 0.5).softmax(-1)
     torch.testing.assert_close(found_LS, wanted_LS, atol=1e-3, rtol=0)
 
 

@@ -72,7 +72,7 @@ def adapt(config: AdaptConfig, path: Path, progress: Progress | None = None) -> 
         config, network, replace(parts, partition=partition), profiles, next(iter(pools.values())).feature_NF.shape[1]
     )
     made.stacks.to(device)
-    trainer = Trainer(made, pools, sampler, config.training())
+    trainer = Trainer(made, pools, sampler, config.training(images=not network.takes_text))
     seconds = _train(trainer, folder, progress)
     result = {
         "model": config.model,

@@ -89,6 +89,11 @@ class Clock:
                 gates.insert(0, (fraction_L[index] * module.num_units - rank).clamp(0, 1))
         return torch.cat(gates)
 
+    def relaxed_upper_ms(self, fraction_L: Tensor) -> float:
+        """The bound of what relaxed fractions are predicted to take."""
+        names = [part.name for part in self.parts.parts]
+        return self.profile.cost.upper(dict(zip(names, self.shares(fraction_L).clamp(0, 1).tolist(), strict=True)))
+
     def upper_ms(self, sizes: Sizes) -> float:
         """What the clock will not exceed for real sizes, at the profile's confidence."""
         return self.profile.cost.upper(self._exact(sizes))

@@ -13,6 +13,8 @@ from apportion.errors import ApportionError, DataError
 from apportion.methods.adapt.family import FamilyConfig
 from apportion.methods.adapt.train import TrainConfig
 
+SCHEME = 2  # raised when training changes, so that a run begun before it is not gone on with
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptConfig:
@@ -51,8 +53,11 @@ class AdaptConfig:
     def family(self) -> FamilyConfig:
         return FamilyConfig(num_experts=self.experts, allocation=self.allocation, tightest=self.tightest)
 
-    def training(self) -> TrainConfig:
+    def training(self, *, images: bool = False) -> TrainConfig:
+        """Settings of training; images are varied and features held, as ``benchmarks/adapt_vision`` does."""
         return TrainConfig(
+            hold=1.0 if images else 0.0,
+            vary=0.5 if images else 0.0,
             steps=self.steps,
             episodes=self.episodes,
             objective=self.objective,
@@ -83,7 +88,7 @@ class AdaptFolder(RunFolder):
 
     def start(self, config: AdaptConfig, model_digest: str) -> None:
         """Saves what was asked; refuses a folder that holds another run."""
-        content = json.dumps([asdict(config), model_digest], sort_keys=True)
+        content = json.dumps([SCHEME, asdict(config), model_digest], sort_keys=True)
         self.begin(hashlib.sha256(content.encode()).hexdigest(), asdict(config))
 
     def config(self) -> AdaptConfig:

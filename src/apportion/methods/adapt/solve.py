@@ -1,6 +1,6 @@
 r"""The test-time solver: routing and sizes for one support set and budget, without a gradient through the network.
 
-Sizes come from the policy, at the place of its path that costs the budget on the device at hand; on a device that was
+Sizes come from the policy, where the bound of its path is the budget on the device at hand; on a device that was
 not trained for they are priced anew; and they are rounded so that the bound keeps the budget:
 
 .. math:: \max_s \sum_\ell v_\ell \bar s_\ell \log s_\ell \quad \text{s.t. } \widehat{\mathrm{Lat}}(s) \le B
@@ -53,7 +53,7 @@ def solve(
 
     Args:
         clock: the device, which need not be one that was trained for.
-        value_L: what a bit more of every module is worth; None rounds the policy's fractions as they are.
+        value_L: what a bit more of every module is worth; without it fractions are not priced anew.
 
     Raises:
         InfeasibleError: the budget is under the bound of the smallest network.
@@ -67,7 +67,7 @@ def solve(
     rho = min(1.0, budget_ms / clock.whole_ms)
     with torch.no_grad():
         known = clock.name if clock.name in family.clocks else next(iter(family.clocks))
-        fraction_L = along_path(family, alpha_M, clock, rho, known)
+        fraction_L = along_path(family, alpha_M, clock, budget_ms, known)
     if value_L is not None and num_steps:
         fraction_L = reprice(clock, fraction_L, value_L, rho, num_steps)
     worth_L = fraction_L if value_L is None else value_L * fraction_L
@@ -75,10 +75,10 @@ def solve(
     return Solved(alpha_M, sizes, clock.predict_ms(sizes), clock.upper_ms(sizes))
 
 
-def along_path(family: Family, alpha_M: Tensor, clock: Clock, rho: float, known: str) -> Tensor:
-    r"""The policy's fractions where they cost the budget (eq. A16).
+def along_path(family: Family, alpha_M: Tensor, clock: Clock, budget_ms: float, known: str) -> Tensor:
+    r"""The policy's fractions where their bound is the budget (eq. A16).
 
-    .. math:: s(\rho') \quad \text{with} \quad \rho' = \max \{ x : \widehat{\mathrm{Lat}}(s(x)) \le \rho \}
+    .. math:: s(\rho') \quad \text{with} \quad \rho' = \max \{ x : \overline{\mathrm{Lat}}(s(x)) \le B \}
 
     What the policy says for a budget may cost more or less than it: training leaves a residual, and devices differ. Its
     fractions rise with the budget, so they are a path of nested networks, all of which training has visited; the place
@@ -89,11 +89,11 @@ def along_path(family: Family, alpha_M: Tensor, clock: Clock, rho: float, known:
         return family.plan_with(alpha_M, at, known).fraction_L
 
     low, high = family.floor, 1.0
-    if float(clock.ratio(fractions(high))) <= rho:
+    if clock.relaxed_upper_ms(fractions(high)) <= budget_ms:
         return fractions(high)
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if float(clock.ratio(fractions(middle))) <= rho else (low, middle)
+        low, high = (middle, high) if clock.relaxed_upper_ms(fractions(middle)) <= budget_ms else (low, middle)
     return fractions(low)
 
 

@@ -74,7 +74,7 @@ class TrainConfig:
     whole: float = 0.5
     anchor: float = 0.5
     hold: float = 0.0
-    vary: float = 0.5
+    vary: float = 0.0
     even: float = 0.1
     slices: bool = True
     look: float = 0.2
@@ -93,6 +93,8 @@ class TrainConfig:
             raise DataError(f"{self.steps} steps of {self.episodes} episodes at rate {self.rate:g} are not possible")
         if self.objective not in OBJECTIVES:
             raise DataError(f"objective {self.objective!r} is not known; possible are {', '.join(OBJECTIVES)}")
+        if not 0 <= self.vary <= 1:
+            raise DataError(f"vary {self.vary:g} is not a share of the episodes; give one from 0 to 1")
         if not 0 < self.capacity <= 1:
             raise DataError(f"capacity {self.capacity:g} is not possible; give a share above 0 and at most 1")
 
@@ -168,7 +170,7 @@ class Trainer:
         pool = self.pools[episode.domain]
         if config.vary and float(torch.rand((), generator=generator)) < config.vary:
             pool, episode = varied(family.network, pool, episode, generator)
-        name = self.names[count % len(self.names)]
+        name = self.names[(number + place) % len(self.names)]  # so that every device meets every range of budgets
         spread = (place + float(torch.rand((), generator=generator))) / config.episodes
         rho = family.floor ** (1 - spread) if config.slices else 1.0  # evenly in the logarithm
         mean_WF = frozen_means(pool, episode)
@@ -390,8 +392,8 @@ def nested_path(start_KTL: NDArray[np.float32], loss_KT: NDArray[np.float64]) ->
 
 
 def budget_bin(rho: float, floor: float) -> int:
-    """The range of budgets that a budget is in."""
-    return min(NUM_BINS - 1, max(0, int(NUM_BINS * (rho - floor) / (1 - floor))))
+    """The range of budgets that a budget is in; ranges are even in the logarithm, as budgets are drawn."""
+    return min(NUM_BINS - 1, max(0, int(NUM_BINS * (1 - math.log(min(rho, 1.0)) / math.log(floor)))))
 
 
 def module_values(value_BL: Tensor, rho: float, floor: float) -> Tensor:

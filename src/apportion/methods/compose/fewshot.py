@@ -187,6 +187,6 @@ def routed(task: TaskConfig, opened: Opened, blend: Blend, support: Support) -> 
         lambda trial_LS: blend.loss(trial_LS, support),
         lambda trial_LS: blend.objective(support, trial_LS),
         max_active=task.max_sources,
-        stay=STAY / len(support),
+        stay=STAY[mode] / len(support),
     )
     return Choice(weight_LS, blend.loss(weight_LS, support), notes={"mode": task.mode, "new_sources": new})

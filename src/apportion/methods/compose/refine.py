@@ -16,10 +16,10 @@ from apportion.errors import KnobError
 Mode: TypeAlias = Literal["no-adapt", "gradient-free", "gradient"]
 Value: TypeAlias = Callable[[Tensor], float]
 Objective: TypeAlias = Callable[[Tensor], tuple[float, Tensor]]
-STAY = 1.0
-"""The price of leaving the router's weights, as examples that would have to gain a nat (benchmarks/compose_tasks)."""
-_LEAST = 1e-6
 MODES: tuple[Mode, ...] = ("no-adapt", "gradient-free", "gradient")
+STAY: dict[Mode, float] = {"no-adapt": 0.0, "gradient-free": 1.0, "gradient": 0.0}
+"""The price of leaving the router's weights, as examples that have to gain a nat (benchmarks/compose_tasks)."""
+_LEAST = 1e-6
 
 
 def refine(

@@ -14,7 +14,7 @@ from apportion.methods.compose.source import Source
 from apportion.tasks.cache import Arrays, cached
 from apportion.tasks.domain import Domain
 
-VERSION = 1  # raised when the search changes, so that old weights are not used
+VERSION = 2  # raised when the search changes, so that old weights are not used
 
 
 def task_key(domain: Domain, sources: Sequence[Source], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The reduced setting: learning to adapt and specialising on two cores, by the commands, in a quarter of an hour.
+"""The reduced setting: learning to adapt and specialising on two cores, by the commands.
 
     .venv/bin/python benchmarks/adapt_text/reduced.py [--steps 60] [--out build/adapt_reduced]
 

@@ -144,11 +144,12 @@ def main() -> None:
     parser.add_argument("--saved", action="store_true", help="print the tables of the saved points, measuring nothing")
     parser.add_argument("--again", action="store_true", help="time all saved points again")
     parser.add_argument("--models", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--points", type=Path, help="another folder of saved points; the summary is left as it is")
     parser.add_argument("--only", choices=("ours", "peers"), help="make these points and time nothing yet")
     args = parser.parse_args()
     torch.set_num_threads(1)
     summary = Summary(HERE)
-    folder = WORK / "quick" if args.quick else HERE / "results" / "points"
+    folder = args.points or (WORK / "quick" if args.quick else HERE / "results" / "points")
     names, targets, rungs = args.models, TARGETS, RUNGS
     if args.quick:
         names, targets, rungs, tools.STAGES = ["resnet20"], TARGETS[:1], 3, 3
@@ -181,7 +182,8 @@ def main() -> None:
     if args.only:
         return
     figures = table.show(results, {name: CASES[name].floor for name in names}, rungs)
-    summary.write(figures, packages=PACKAGES, quick=args.quick)
+    if args.points is None:
+        summary.write(figures, packages=PACKAGES, quick=args.quick)
 
 
 if __name__ == "__main__":

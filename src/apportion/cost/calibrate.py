@@ -152,12 +152,11 @@ def bounding_among(num_anchors: int, num_fit: int, num_bound: int) -> frozenset[
 
 def fit_samples(parts: Parts, drawn: Sequence[Sizes], swept: Swept, bounding: Collection[int]) -> Calibrated:
     """Chooses the view and the options, bounds with the samples ``bounding`` names and fits to the others."""
-    fitted = [i for i in swept.samples if i not in bounding]
-    sizes: list[Sizes] = [{}, *(drawn[i] for i in fitted)]
-    measured = [whole_sample(parts, swept), *(swept.samples[i] for i in fitted)]
+    sizes, measured = _chosen(drawn, swept, set(swept.samples) - set(bounding))
+    sizes, measured = [{}, *sizes], [whole_sample(parts, swept), *measured]
     parts = choose_view(parts, sizes, measured).parts
     to_fit = resee(parts, sizes, measured)
-    to_bound = _to_bound(parts, drawn, swept, bounding)
+    to_bound = resee(parts, *_chosen(drawn, swept, bounding))
     options = choose_options(to_fit, parts.signature_of)
     cost = CostModel.fit(to_fit, parts.signature_of, knots=options.knots, ridge=options.ridge)
     return Calibrated(cost.bounded(to_bound, ALPHA, drift=swept.drift), parts)
@@ -174,18 +173,18 @@ def carry_over(
     parts = parts.seen(grid=like.grid, widths=like.widths)
     if parts.signature_of != dict(like.cost.law.signature_of):
         raise CostError(f"the profile is of {like.model}, whose parts are not this network's; calibrate without it")
-    fitted = [i for i in swept.samples if i not in bounding]
-    sizes: list[Sizes] = [{}, *(drawn[i] for i in fitted)]
-    measured = [whole_sample(parts, swept), *(swept.samples[i] for i in fitted)]
-    to_bound = _to_bound(parts, drawn, swept, bounding)
+    sizes, measured = _chosen(drawn, swept, set(swept.samples) - set(bounding))
+    to_fit = resee(parts, [{}, *sizes], [whole_sample(parts, swept), *measured])
+    to_bound = resee(parts, *_chosen(drawn, swept, bounding))
     kinds = {signature: signature.split()[0] for signature in like.cost.law.curves}
-    cost = transfer(like.cost, resee(parts, sizes, measured), kinds)
+    cost = transfer(like.cost, to_fit, kinds)
     return Calibrated(cost.bounded(to_bound, ALPHA, drift=swept.drift), parts)
 
 
-def _to_bound(parts: Parts, drawn: Sequence[Sizes], swept: Swept, bounding: Collection[int]) -> list[Sample]:
-    chosen = [i for i in swept.samples if i in bounding]
-    return resee(parts, [drawn[i] for i in chosen], [swept.samples[i] for i in chosen])
+def _chosen(drawn: Sequence[Sizes], swept: Swept, wanted: Collection[int]) -> tuple[list[Sizes], list[Sample]]:
+    """The configurations of these numbers that were measured, and their samples."""
+    places = [i for i in swept.samples if i in wanted]
+    return [drawn[i] for i in places], [swept.samples[i] for i in places]
 
 
 def whole_sample(parts: Parts, swept: Swept) -> Sample:

@@ -90,7 +90,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if min(self.steps, self.episodes) < 1 or min(self.rate, self.small_rate, self.price_rate) <= 0:
-            raise DataError(f"{self.steps} steps of {self.episodes} episodes at rate {self.rate:g} are not possible")
+            raise DataError(
+                f"{self.steps} steps of {self.episodes} episodes at rate {self.rate:g} are not possible; give one or "
+                "more of both, and rates above 0"
+            )
         if self.objective not in OBJECTIVES:
             raise DataError(f"objective {self.objective!r} is not known; possible are {', '.join(OBJECTIVES)}")
         if not 0 <= self.vary <= 1:

@@ -23,7 +23,7 @@ from apportion.cost.parts import Parts
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
 from apportion.methods.adapt.family import Family
 from apportion.methods.adapt.pool import Pool
-from apportion.methods.adapt.solve import along_path, refine_mixture, solve
+from apportion.methods.adapt.solve import refine_mixture, solve
 from apportion.methods.adapt.specialise import left_out_loss
 from apportion.methods.adapt.train import module_values
 from apportion.tasks.episode import Episode, Sampler, Shape
@@ -105,12 +105,13 @@ def judge(
     for row in rows.values():
         row |= {"side": [], "domain": []}
     known: dict[tuple, dict[str, int]] = {}
+    learned = method.allocation == "learned" and method.train
     shots = int(variant[0]) if variant.endswith("-shot") else SHAPE.shots
     for number in range(args.episodes):
         if time.time() > until and number >= 6:
             break
         clock = clocks[number % len(clocks)]
-        trained = clock.name if clock.name in family.clocks else next(iter(family.clocks))
+        trained = clock.name if clock.name in family.clocks else next(iter(family.clocks))  # as solve() takes it
         for side, sampler in samplers.items():
             if side == LARGE and number // len(clocks) % 3:
                 continue
@@ -123,11 +124,9 @@ def judge(
                 with torch.inference_mode():
                     plan = family.plan(means_WF, rho, trained)
                     alpha_M = routed(plan.alpha_M, variant, generator)
-                    path_L = along_path(family, alpha_M, clock, rho * clock.whole_ms, trained)
-                key = (clock.name, rho, tuple((100 * path_L).round().int().tolist()))
+                key = (clock.name, rho, tuple((100 * alpha_M).round().int().tolist()) if learned else ())
                 if key not in known and rho < 1:
                     value_L = module_values(value_BL, rho, family.floor)
-                    learned = method.allocation == "learned" and method.train
                     steps = 0 if clock.name in family.clocks else 12
                     budget_ms = rho * clock.whole_ms
                     solved = solve(family, alpha_M, budget_ms, clock, value_L if learned else None, num_steps=steps)

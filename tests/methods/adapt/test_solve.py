@@ -45,6 +45,30 @@ def test_the_place_on_the_path_costs_the_budget_and_smaller_ones_lie_inside(tiny
     assert (smaller_L <= found_L + 1e-6).all()
 
 
+@settings(max_examples=25, deadline=None)
+@given(rho=st.floats(0.2, 0.99), depth=st.integers(1, 3))
+def test_a_settled_depth_is_kept_where_the_budget_allows_it(tiny, rho, depth):
+    family, clock = tiny.family(), tiny.clocks[0]
+    blocks = next(module for module in tiny.partition if module.blocks)
+    budget_ms = max(rho * clock.whole_ms, clock.floor_ms())
+    family.depth_KJ.fill_(depth)
+    solved = solve(family, ALPHA, budget_ms, clock)
+    assert solved.upper_ms <= budget_ms
+    least = {module.name: module.sizes()[0] for module in tiny.partition} | {blocks.name: depth}
+    if clock.upper_ms(least) <= budget_ms:
+        assert solved.sizes[blocks.name] == depth
+    else:
+        assert solved.sizes[blocks.name] < depth
+
+
+def test_a_budget_takes_the_depth_of_the_nearest_knot(tiny):
+    family = tiny.family()
+    assert family.depth(0.5) is None
+    family.depth_KJ[2] = 2
+    assert family.depth(family.knots[2] * 1.02) == family.depth(family.knots[2] / 1.02) == (2,)
+    assert family.depth(family.knots[1]) is family.depth(1.0) is family.depth(0.01) is None
+
+
 def test_a_budget_under_the_floor_is_refused_with_the_floor(tiny):
     clock = tiny.clocks[0]
     with pytest.raises(InfeasibleError, match=f"{clock.floor_ms():.3g} ms"):

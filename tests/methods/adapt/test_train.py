@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.errors import DataError
-from apportion.methods.adapt.episodes import episode_features, order_units, unit_scores
-from apportion.methods.adapt.family import Family, FamilyConfig
+from apportion.methods.adapt.episodes import episode_features, frozen_means, logits, order_units, unit_scores
+from apportion.methods.adapt.family import UNSETTLED, Family, FamilyConfig
 from apportion.methods.adapt.folder import AdaptConfig
 from apportion.methods.adapt.train import TrainConfig, Trainer, budget_bin, nested_path
 
@@ -181,6 +181,36 @@ def test_the_nested_path_is_the_best_of_all_nested_ones(seed):
     best = min(sum(loss_KT[range(4), p]) for p in product(range(3), repeat=4) if nested(p))
     assert nested(path)
     assert loss_KT[range(4), path].sum() == pytest.approx(best)
+
+
+def test_the_last_step_settles_depths_that_lose_least(tiny):
+    trainer = trainer_of(tiny, steps=20, rate=2e-3)
+    for number in range(19):
+        trainer.step(number)
+    family, clock = trainer.family, tiny.clocks[0]
+    assert (family.depth_KJ == UNSETTLED).all()
+    trainer.step(19)
+    assert (family.depth_KJ[-1] == UNSETTLED).all()
+    episodes = [tiny.sampler.episode(20 * 3 + number) for number in range(4)]
+    ones_G, several = torch.ones(family.groups.count), 0
+    for rho in family.knots[:-1]:
+        with torch.no_grad():
+            means = [frozen_means(tiny.pools[episode.domain], episode) for episode in episodes]
+            mixtures = [family.plan(mean_WF, rho, clock.name).alpha_M for mean_WF in means]
+            wholes = [family.plan(mean_WF, 1.0, clock.name).alpha_M for mean_WF in means]
+            loss_of = {}
+            for depth, sizes in trainer._depths(torch.stack(mixtures).mean(0), rho, clock).items():
+                loss_of[depth] = 0.0
+                for episode, alpha_M, whole_M in zip(episodes, mixtures, wholes, strict=True):
+                    pool = tiny.pools[episode.domain]
+                    whole_NF = episode_features(family, pool, episode, family.gates(whole_M), ones_G)
+                    feature_NF = episode_features(family, pool, episode, family.gates(alpha_M), family.keep_of(sizes))
+                    label_Q = torch.from_numpy(episode.query.label_N)
+                    answers = torch.nn.functional.cross_entropy(logits(family, episode, feature_NF), label_Q)
+                    loss_of[depth] += float(answers + trainer._unlike(episode, feature_NF, whole_NF))
+        several += len(loss_of) > 1
+        assert loss_of[family.depth(rho)] == pytest.approx(min(loss_of.values()))
+    assert several >= 3
 
 
 def test_a_slice_that_is_the_whole_network_has_nothing_to_learn_from_it(tiny):

@@ -118,6 +118,8 @@ def read_learned(path: Path) -> Learned:
     parts = Parts.of(network, Partition.of(network).ordered(orders))
     profiles = [Profile.load(folder.profile(target)) for target in config.targets]
     header = read_header(folder.tensors)
+    if "depth_KJ" not in header:
+        raise ApportionError(f"{path} was trained by an older version, which settled no depths; adapt again")
     features = header["router.per_class.0.weight"].shape[1] if "router.per_class.0.weight" in header else 0
     family = build(config, network, parts, profiles, features)
     family.load_state_dict({k: v for k, v in load_file(folder.tensors).items() if not k.startswith("adam.")})

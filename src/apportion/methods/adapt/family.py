@@ -13,6 +13,7 @@ larger ones. Shape letters: L modules, G groups, M experts, W classes, F feature
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ from apportion.models.partition import Partition
 from apportion.numerics.hard_concrete import mean_gates, open_probability, sample_gates
 
 KNOTS = 9
+UNSETTLED = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +74,11 @@ class Plan:
 class Family(nn.Module):
     """All that is learned. The network itself is frozen and not among its parameters.
 
-    The delta lives where the network does; policy, router and gates are small and stay on the CPU.
+    The delta lives where the network does; policy, router and gates are small and stay on the CPU. ``depth_KJ`` is how
+    many blocks a budget at each knot keeps of each of J sequences of blocks, where the end of training settled it.
     """
+
+    depth_KJ: Tensor
 
     def __init__(
         self,
@@ -107,6 +112,8 @@ class Family(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(2.3))
         self.module_G, self.rank_G = self.groups.module_G(), self.groups.rank_G()
         self.size_L = torch.tensor([float(self.groups.size(module)) for module in partition])
+        self.block_places = tuple(place for place, module in enumerate(partition) if module.blocks)
+        self.register_buffer("depth_KJ", torch.full((KNOTS, len(self.block_places)), UNSETTLED))
 
     @property
     def network(self) -> Network:
@@ -116,6 +123,12 @@ class Family(nn.Module):
     def floor(self) -> float:
         """The least budget that is trained for, as a share."""
         return self.knots[0]
+
+    def depth(self, rho: float) -> tuple[int, ...] | None:
+        """How many blocks of each sequence a budget keeps; None where that was not settled."""
+        knot = round((KNOTS - 1) * (1 - math.log(min(max(rho, self.floor), 1.0)) / math.log(self.floor)))
+        depth_J: list[int] = self.depth_KJ[knot].tolist()
+        return None if UNSETTLED in depth_J else tuple(depth_J)
 
     def plan(self, mean_WF: Tensor, rho: float, device: str) -> Plan:
         """Routing and sizes for a task's class means (of the frozen network's features) and a budget."""

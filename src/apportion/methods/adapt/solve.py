@@ -1,7 +1,8 @@
 r"""The test-time solver: routing and sizes for one support set and budget, without a gradient through the network.
 
-Sizes come from the policy, where the bound of its path is the budget on the device at hand; on a device that was
-not trained for they are priced anew; and they are rounded so that the bound keeps the budget:
+Sizes come from the policy, where the bound of its path is the budget on the device at hand, with as many blocks as the
+end of training settled; on a device that was not trained for they are priced anew; and they are rounded so that the
+bound keeps the budget:
 
 .. math:: \max_s \sum_\ell v_\ell \bar s_\ell \log s_\ell \quad \text{s.t. } \widehat{\mathrm{Lat}}(s) \le B
     \quad \text{(eq. A10; the paper's eq. 7)}
@@ -15,7 +16,7 @@ support rows, W classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -65,28 +66,63 @@ def solve(
             "smallest network); raise the budget"
         )
     rho = min(1.0, budget_ms / clock.whole_ms)
-    with torch.no_grad():
-        known = clock.name if clock.name in family.clocks else next(iter(family.clocks))
-        fraction_L = along_path(family, alpha_M, clock, budget_ms, known)
-    if value_L is not None and num_steps:
-        fraction_L = reprice(clock, fraction_L, value_L, rho, num_steps)
-    worth_L = fraction_L if value_L is None else value_L * fraction_L
-    sizes = round_to_budget(clock, fraction_L, worth_L, budget_ms)
+    depth = family.depth(rho)
+    sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=depth, num_steps=num_steps)
+    if sizes is None:
+        sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, num_steps=num_steps)
+    if sizes is None:  # cannot be: the smallest network's bound keeps the budget
+        raise InfeasibleError(f"budget {budget_ms:.3g} ms on {clock.name} was met by no size; raise the budget")
     return Solved(alpha_M, sizes, clock.predict_ms(sizes), clock.upper_ms(sizes))
 
 
-def along_path(family: Family, alpha_M: Tensor, clock: Clock, budget_ms: float, known: str) -> Tensor:
+def sizes_at(
+    family: Family,
+    alpha_M: Tensor,
+    budget_ms: float,
+    clock: Clock,
+    value_L: Tensor | None = None,
+    *,
+    depth: tuple[int, ...] | None = None,
+    num_steps: int = 0,
+) -> dict[str, int] | None:
+    """Sizes that keep a budget, at a depth, or as deep as the policy says; None if they can't at that depth."""
+    known = clock.name if clock.name in family.clocks else next(iter(family.clocks))
+    with torch.no_grad():
+        path_L = along_path(family, alpha_M, clock, budget_ms, known, depth)
+    held = () if depth is None else family.block_places
+    fraction_L = path_L
+    if value_L is not None and num_steps:
+        fraction_L = reprice(clock, path_L, value_L, min(1.0, budget_ms / clock.whole_ms), num_steps)
+        fraction_L[list(held)] = path_L[list(held)]
+    worth_L = fraction_L if value_L is None else value_L * fraction_L
+    sizes = round_to_budget(clock, fraction_L, worth_L, budget_ms, held)
+    return sizes if clock.upper_ms(sizes) <= budget_ms else None
+
+
+def along_path(
+    family: Family,
+    alpha_M: Tensor,
+    clock: Clock,
+    budget_ms: float,
+    known: str,
+    depth: tuple[int, ...] | None = None,
+) -> Tensor:
     r"""The policy's fractions where their bound is the budget (eq. A16).
 
     .. math:: s(\rho') \quad \text{with} \quad \rho' = \max \{ x : \overline{\mathrm{Lat}}(s(x)) \le B \}
 
     What the policy says for a budget may cost more or less than it: training leaves a residual, and devices differ. Its
     fractions rise with the budget, so they are a path of nested networks, all of which training has visited; the place
-    on it is found by bisection. A budget under the path's beginning gets the beginning.
+    on it is found by bisection. A budget under the path's beginning gets the beginning. At a given depth the path's
+    widths alone move.
     """
+    modules = list(family.partition)
 
     def fractions(at: float) -> Tensor:
-        return family.plan_with(alpha_M, at, known).fraction_L
+        fraction_L = family.plan_with(alpha_M, at, known).fraction_L.clone()
+        for place, count in zip(family.block_places, depth or (), strict=False):
+            fraction_L[place] = count / modules[place].num_units
+        return fraction_L
 
     low, high = family.floor, 1.0
     if clock.relaxed_upper_ms(fractions(high)) <= budget_ms:
@@ -121,24 +157,27 @@ def reprice(clock: Clock, fraction_L: Tensor, value_L: Tensor, rho: float, num_s
     return s_L
 
 
-def round_to_budget(clock: Clock, fraction_L: Tensor, worth_L: Tensor, budget_ms: float) -> dict[str, int]:
+def round_to_budget(
+    clock: Clock, fraction_L: Tensor, worth_L: Tensor, budget_ms: float, held: Collection[int] = ()
+) -> dict[str, int]:
     """Sizes on the grid whose bound keeps the budget: rounded, then one step at a time down until it holds, then up.
 
     A step down is taken where it loses least worth for its time, a step up where it wins most; ``worth`` is the factor
     of the logarithm in eq. A10. Blocks are few and a step of them is large, so both roundings of theirs are tried.
+    Modules at the places ``held`` stay; then the bound may be left over the budget.
     """
     modules = list(clock.parts.partition)
     down, up = [], []
-    for module, fraction in zip(modules, fraction_L.tolist(), strict=True):
+    for place, (module, fraction) in enumerate(zip(modules, fraction_L.tolist(), strict=True)):
         grid, wanted = module.sizes(), fraction * module.num_units
         down.append(max((i for i, size in enumerate(grid) if size <= wanted + 1e-3), default=0))
-        up.append(min(down[-1] + 1, len(grid) - 1) if module.blocks else down[-1])
+        up.append(min(down[-1] + 1, len(grid) - 1) if module.blocks and place not in held else down[-1])
     worth = worth_L.tolist()
-    found = [_fit(clock, start, worth, budget_ms) for start in ([down, up] if up != down else [down])]
+    found = [_fit(clock, start, worth, budget_ms, held) for start in ([down, up] if up != down else [down])]
     return max(found, key=lambda sizes: _objective(clock, sizes, worth, fraction_L.tolist()))
 
 
-def _fit(clock: Clock, place: list[int], worth: list[float], budget_ms: float) -> dict[str, int]:
+def _fit(clock: Clock, place: list[int], worth: list[float], budget_ms: float, held: Collection[int]) -> dict[str, int]:
     modules = list(clock.parts.partition)
     grids = [module.sizes() for module in modules]
 
@@ -150,7 +189,7 @@ def _fit(clock: Clock, place: list[int], worth: list[float], budget_ms: float) -
         found = []
         for index, grid in enumerate(grids):
             after = place[index] + by
-            if 0 <= after < len(grid):
+            if 0 <= after < len(grid) and index not in held:
                 moved = [*place[:index], after, *place[index + 1 :]]
                 then = clock.upper_ms(sizes_at(moved))
                 if then != upper:  # of a block that is left out, size costs nothing and is worth nothing

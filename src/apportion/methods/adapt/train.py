@@ -9,7 +9,8 @@ the price of time :math:`\mu` pulls it down by what the module costs. Where both
 episode twice: whole, and at a budget drawn for it, which learns from the labels and from the whole network's answers.
 
 A policy that is learned starts by looking: the first share of the steps runs sizes that give width or depth in
-different proportions, and the policy begins with the nested path through these that was best over all budgets.
+different proportions, and the policy begins with the nested path through these that was best over all budgets. Blocks
+are few, so at the end their number is settled for every budget by judging all that it allows (eq. A17).
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from apportion.errors import DataError
-from apportion.methods.adapt.clock import spread_start
+from apportion.methods.adapt.clock import Clock, spread_start
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
-from apportion.methods.adapt.family import Family, Plan
+from apportion.methods.adapt.family import UNSETTLED, Family, Plan
 from apportion.methods.adapt.pool import Pool
-from apportion.methods.adapt.solve import round_to_budget
+from apportion.methods.adapt.solve import round_to_budget, sizes_at
 from apportion.methods.adapt.variation import varied
+from apportion.models.partition import Module
 from apportion.numerics.multipliers import Multipliers
 from apportion.numerics.robust import GroupWeights, cvar_weights, kl_weights
 from apportion.tasks.episode import Episode, Sampler
 from apportion.tasks.heads import cosines
 
 NUM_BINS = 8
+LEAST_USE = 0.85  # of a budget; depths that leave more of it are too shallow for it
 DEPTHS = (0.0, 0.15, 0.3, 0.5, 0.7, 0.85, 1.0)
 Objective = Literal["mean", "cvar", "group", "kl"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
@@ -143,7 +146,7 @@ class Trainer:
         """One step of descent and ascent; returns what is logged."""
         config = self.config
         if number == self.num_look > 0:
-            self.family.policy.begin(self.best_start(num_episodes=max(4, min(16, config.steps // 25))))
+            self.family.policy.begin(self.best_start(num_episodes=_few(config)))
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + number)
         for group in self.optimiser.param_groups:
             group["lr"] = group["base"] * schedule(number, config)
@@ -164,15 +167,14 @@ class Trainer:
         self._ascend(number, runs, weight_E, float(open_share.detach()))
         if math.isfinite(slope + small_slope):
             self.optimiser.step()
+        if number == config.steps - 1 and config.slices and self.family.config.allocation != "fixed":
+            self.settle(num_episodes=_few(config))
         return self._row(number, runs, slope, small_slope, float(open_share.detach()))
 
     def _run(self, number: int, place: int, generator: torch.Generator) -> _Run:
         config, family = self.config, self.family
         count = number * config.episodes + place
-        episode = self.sampler.episode(count)
-        pool = self.pools[episode.domain]
-        if config.vary and float(torch.rand((), generator=generator)) < config.vary:
-            pool, episode = varied(family.network, pool, episode, generator)
+        pool, episode = self._drawn(count, generator)
         name = self.names[(number + place) % len(self.names)]  # so that every device meets every range of budgets
         spread = (place + float(torch.rand((), generator=generator))) / config.episodes
         rho = family.floor ** (1 - spread) if config.slices else 1.0  # evenly in the logarithm
@@ -214,6 +216,14 @@ class Trainer:
             u=family.clocks[name].ratio(plan.budget_L) - rho,
             open_share=family.open_share(plan.alpha_M, keep_G.detach()),
         )
+
+    def _drawn(self, count: int, generator: torch.Generator) -> tuple[Pool, Episode]:
+        """An episode by its number and the pool of its rows, changed or not."""
+        episode = self.sampler.episode(count)
+        pool = self.pools[episode.domain]
+        if self.config.vary and float(torch.rand((), generator=generator)) < self.config.vary:
+            return varied(self.family.network, pool, episode, generator)
+        return pool, episode
 
     def _frozen(self, pool: Pool, episode: Episode, mean_WF: Tensor) -> Tensor:
         """Scores of the queries by the frozen network."""
@@ -269,6 +279,61 @@ class Trainer:
                     loss_KT[knot, number] += float(loss + self._unlike(episode, feature_NF, wholes[place]))
         path = nested_path(self.starts_TKL.transpose(0, 1).numpy(), loss_KT)
         return torch.stack([self.starts_TKL[number, knot] for knot, number in enumerate(path)])
+
+    @torch.no_grad()
+    def settle(self, num_episodes: int) -> None:
+        r"""Settles how many blocks every budget keeps, by judging all that it allows (eq. A17).
+
+        .. math:: d(\rho) = \arg\min_d \; \hat{\mathbb E} \, \mathcal L(s(d)), \qquad
+            \overline{\mathrm{Lat}}(s(d)) \le \rho \, \mathrm{Lat}_0
+
+        :math:`s(d)` has :math:`d` blocks and the widths of the policy's path that fill the budget on the first device.
+        Sizes without a settled depth are among those judged, on training episodes that come after the last step.
+        """
+        family, first = self.family, self.config.steps * self.config.episodes
+        family.depth_KJ.fill_(UNSETTLED)
+        generator = torch.Generator().manual_seed(self.config.seed)
+        drawn = [self._drawn(first + number, generator) for number in range(num_episodes)]
+        clock, ones_G = family.clocks[self.names[0]], torch.ones(family.groups.count)
+        mean_of = [frozen_means(pool, episode) for pool, episode in drawn]
+
+        def features(place: int, alpha_M: Tensor, keep_G: Tensor) -> Tensor:
+            return episode_features(family, *drawn[place], family.gates(alpha_M), keep_G)
+
+        wholes = [features(i, family.plan(mean_of[i], 1.0, clock.name).alpha_M, ones_G) for i in range(num_episodes)]
+        for knot, rho in enumerate(family.knots[:-1]):
+            alpha_EM = torch.stack([family.plan(mean_WF, rho, clock.name).alpha_M for mean_WF in mean_of])
+            best = math.inf
+            for depth, sizes in self._depths(alpha_EM.mean(0), rho, clock).items():
+                keep_G, total = family.keep_of(sizes), 0.0
+                for place, (_, episode) in enumerate(drawn):
+                    feature_NF = features(place, alpha_EM[place], keep_G)
+                    label_Q = torch.from_numpy(episode.query.label_N).to(feature_NF.device)
+                    loss = functional.cross_entropy(logits(family, episode, feature_NF), label_Q)
+                    total += float(loss + self._unlike(episode, feature_NF, wholes[place]))
+                if total < best:
+                    best = total
+                    family.depth_KJ[knot] = torch.tensor(UNSETTLED if depth is None else depth)
+
+    def _depths(self, alpha_M: Tensor, rho: float, clock: Clock) -> dict[tuple[int, ...] | None, dict[str, int]]:
+        """Sizes that keep a budget and use it, all different, by depth; under None those with none settled.
+
+        Where blocks come in several sequences, these are as deep as each other, in proportion.
+        """
+        family, modules = self.family, list(self.family.partition)
+        learned = family.config.allocation == "learned"
+        value_L = module_values(self.value_BL, rho, family.floor) if learned else None
+        blocks = [modules[place] for place in family.block_places]
+        longest = max(blocks, key=lambda module: module.num_units, default=None)
+        shares = [] if longest is None else [size / longest.num_units for size in longest.sizes()]
+        depths = [None, *(tuple(_nearest(module, share) for module in blocks) for share in shares)]
+        found: dict[tuple[int, ...] | None, dict[str, int]] = {}
+        for depth in dict.fromkeys(depths):
+            sizes = sizes_at(family, alpha_M, rho * clock.whole_ms, clock, value_L, depth=depth)
+            used = 0.0 if sizes is None else clock.upper_ms(sizes) / (rho * clock.whole_ms)
+            if sizes is not None and sizes not in found.values() and (depth is None or used >= LEAST_USE):
+                found[depth] = sizes
+        return found
 
     def _weights(self, runs: list[_Run]) -> np.ndarray:
         loss_E = np.array([run.slice_loss for run in runs])
@@ -370,6 +435,15 @@ class _Run:
     v_L: Tensor
     u: Tensor
     open_share: Tensor
+
+
+def _nearest(module: Module, fraction: float) -> int:
+    return min(module.sizes(), key=lambda size: abs(size - fraction * module.num_units))
+
+
+def _few(config: TrainConfig) -> int:
+    """How many episodes a choice at the policy's beginning or end is judged on."""
+    return max(4, min(16, config.steps // 25))
 
 
 def schedule(number: int, config: TrainConfig) -> float:

@@ -67,9 +67,13 @@ class Cells:
 
 
 def print_tables(
-    methods: Mapping[str, dict], measured: Mapping[str, dict], int8: Mapping[str, dict], promises: list[dict]
+    methods: Mapping[str, dict],
+    measured: Mapping[str, dict],
+    int8: Mapping[str, dict],
+    promises: list[dict],
+    changed: Mapping[str, dict],
 ) -> dict[str, float]:
-    """Prints all that is there; returns the figures."""
+    """Prints all that is there; returns the figures. ``changed`` has ours and variants of it, trained as one."""
     cells = Cells.of(methods, measured)
     table = [name for name in methods if ":" not in name]
     baselines = [name for name in table if name not in OWN]
@@ -77,6 +81,8 @@ def print_tables(
         accuracy_table(cells, methods, table, side)
     ahead_table(cells, baselines)
     variant_table(cells, [name for name in methods if ":" in name])
+    if changed:
+        variant_table(Cells.of(changed, {}), [name for name in changed if ":" in name])
     int8_table(cells, int8)
     feasible, used = feasibility_table(cells, OURS)
     moved = [target for target in cells.targets if "ours-two" in methods and target not in trained_for(methods)]

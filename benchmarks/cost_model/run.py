@@ -13,32 +13,28 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
 from apportion.cost.audit import audit
-from apportion.cost.calibrate import NUM_FIT, anchor_sizes, bounding_among, fit_samples, whole_sample
-from apportion.cost.draw import draw_many
+from apportion.cost.calibrate import anchor_sizes, bounding_among, fit_samples, whole_sample
 from apportion.cost.model import CostModel
 from apportion.cost.parts import Parts
 from apportion.cost.sample import Sample
-from apportion.cost.sweep import Swept, sweep
+from apportion.cost.sweep import Swept
 from apportion.cost.view import choose_options, resee
-from apportion.device.measure import Shape
 from apportion.device.probe import working_target
 from apportion.models import Partition, load
 from apportion.numerics.stats import quantile
 from apportion.testing.summary import Summary
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # children find benchmarks.cost_model.networks there, too
-from benchmarks.cost_model.samples import Saved, device_name
+from benchmarks.cost_model.samples import Saved, measure_pair
 
 HERE = Path(__file__).parent
 NETWORKS = ("minilm_like", "vit_like", "resnet_like")
 TARGETS = ("torch-cpu-1t", "ort-cpu-1t", "openvino-cpu-1t", "openvino-int8-cpu-1t")
-NUM_BOUND, NUM_HELD_OUT = 22, 24
 BUCKETS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
@@ -56,7 +52,7 @@ def main() -> None:
         for network in NETWORKS[:1] if args.quick else NETWORKS:
             path = HERE / "results" / "cpu" / f"{target}.{network}.json"
             if not path.is_file() and not args.saved:
-                measure_pair(network, target, path)
+                measure_pair(network, working_target(target), path, fit=True)
             if path.is_file():
                 rows |= audit_saved(path)
     gpu: dict[str, dict] = {}
@@ -65,42 +61,6 @@ def main() -> None:
     print_tables(rows, gpu)
     if not args.cuda:
         summarise(rows, gpu, args.quick, summary)
-
-
-def measure_pair(name: str, target: str, path: Path) -> None:
-    """Measures one network on one target: a calibration, timed, then configurations to hold out, and saves both."""
-    began = time.perf_counter()
-    network = load(f"benchmarks.cost_model.networks:{name}")
-    parts = Parts.of(network, Partition.of(network))
-    anchors = list(anchor_sizes(parts.partition).values())
-    sizes = [*anchors, *draw_many(parts, NUM_FIT + NUM_BOUND + NUM_HELD_OUT, seed=0)]
-    where, shape = working_target(target), Shape()
-    num_fit = len(anchors) + NUM_FIT
-    calibrating, unseen = sizes[: num_fit + NUM_BOUND], sizes[num_fit + NUM_BOUND :]
-    swept = sweep(network, parts, calibrating, where, shape)
-    fit_samples(parts, calibrating, swept, bounding_among(len(anchors), NUM_FIT, NUM_BOUND))
-    seconds = time.perf_counter() - began
-    later = sweep(network, parts, unseen, where, shape)
-    Saved(
-        network=name,
-        target=target,
-        device=device_name(),
-        seconds=seconds,
-        num_fit=num_fit,
-        num_bound=NUM_BOUND,
-        sizes=sizes,
-        swept=joined(swept, later, len(calibrating)),
-    ).save(path)
-    print(f"{name} on {target}: calibrated in {seconds:.0f} s", flush=True)
-
-
-def joined(first: Swept, later: Swept, offset: int) -> Swept:
-    """Two sweeps as one, in units of the first one's baseline."""
-    scale = first.baseline.value / later.baseline.value
-    moved = [Sample(s.shares, s.latency_ms * scale, s.stderr_ms * scale) for s in later.samples.values()]
-    samples = {offset + i: sample for i, sample in zip(later.samples, moved, strict=True)}
-    failures = {offset + i: failure for i, failure in later.failures.items()}
-    return Swept({**first.samples, **samples}, {**first.failures, **failures}, first.baseline, first.drift)
 
 
 def audit_saved(path: Path) -> dict[str, dict]:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from apportion.cost.draw import Sizes
-from apportion.cost.sweep import Swept
-from apportion.device.target import machine
+from apportion.cost.calibrate import NUM_FIT, anchor_sizes, bounding_among, fit_samples
+from apportion.cost.draw import Sizes, draw_many
+from apportion.cost.parts import Parts
+from apportion.cost.sample import Sample
+from apportion.cost.sweep import Swept, sweep
+from apportion.device.measure import Shape
+from apportion.device.target import Target, machine
+from apportion.models.load import load
+from apportion.models.partition import Partition
+
+NUM_BOUND, NUM_HELD_OUT = 22, 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +56,41 @@ class Saved:
 
 def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else str(machine()["processor"])
+
+
+def measure_pair(name: str, target: Target, path: Path, *, fit: bool, num_fit: int = NUM_FIT) -> None:
+    """Measures one network on one target: a calibration, timed, then configurations to hold out, and saves both.
+
+    With ``fit`` the time of fitting counts, too; a machine without a solver leaves that to another one.
+    """
+    began = time.perf_counter()
+    network = load(f"benchmarks.cost_model.networks:{name}")
+    parts = Parts.of(network, Partition.of(network))
+    anchors = list(anchor_sizes(parts.partition).values())
+    sizes = [*anchors, *draw_many(parts, num_fit + NUM_BOUND + NUM_HELD_OUT, seed=0)]
+    last = len(anchors) + num_fit + NUM_BOUND
+    swept = sweep(network, parts, sizes[:last], target, Shape())
+    if fit:
+        fit_samples(parts, sizes[:last], swept, bounding_among(len(anchors), num_fit, NUM_BOUND))
+    seconds = time.perf_counter() - began
+    later = sweep(network, parts, sizes[last:], target, Shape())
+    Saved(
+        network=name,
+        target=target.name,
+        device=device_name(),
+        seconds=seconds,
+        num_fit=last - NUM_BOUND,
+        num_bound=NUM_BOUND,
+        sizes=sizes,
+        swept=joined(swept, later, last),
+    ).save(path)
+    print(f"{name} on {target.name}: calibrated in {seconds:.0f} s", flush=True)
+
+
+def joined(first: Swept, later: Swept, offset: int) -> Swept:
+    """Two sweeps as one, in units of the first one's baseline."""
+    scale = first.baseline.value / later.baseline.value
+    moved = [Sample(s.shares, s.latency_ms * scale, s.stderr_ms * scale) for s in later.samples.values()]
+    samples = {offset + i: sample for i, sample in zip(later.samples, moved, strict=True)}
+    failures = {offset + i: failure for i, failure in later.failures.items()}
+    return Swept({**first.samples, **samples}, {**first.failures, **failures}, first.baseline, first.drift)

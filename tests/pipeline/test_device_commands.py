@@ -74,9 +74,8 @@ def test_a_profile_is_made_audited_corrected_and_planned_with(apportion, told, t
     corrected = apportion.json("audit", "p.json", "--model", CNN, *options)
     assert corrected["count"] == 4  # judged on the half that did not correct it
     assert json.loads((tmp_path / "today.json").read_text())["cost"]["recalibration"]["kind"] == "affine"
-    result = apportion.json(
-        "fit", CNN, "--budget", "latency<=80%@torch-cpu-1t", "--profile", "today.json", "--data", images, "-o", "run"
-    )
+    asked = ("--budget", "latency<=80%@torch-cpu-1t", "--profile", "today.json", "--rules", "prune")
+    result = apportion.json("fit", CNN, *asked, "--data", images, "-o", "run")
     assert result["outcome"] in ("met", "budget violation")
     for args, part in (
         (("audit", "p.json"), "--model"),

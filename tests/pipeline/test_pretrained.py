@@ -13,7 +13,8 @@ from apportion.tasks.texts import demo_texts
 @pytest.mark.usefixtures("minilm_installed")
 def test_a_pretrained_model_is_fitted_to_a_latency_measured_in_fresh_processes(apportion, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(demo_texts()[:80]))  # few, so that every move is judged quickly
-    asked = ("--budget", "latency<=70%", "--rungs", 1, "--data", "texts.txt", "--repair-steps", 20, "--seed", 1)
+    asked = ("--budget", "latency<=70%", "--rungs", 1, "--data", "texts.txt", "--rules", "prune,repair")
+    asked += ("--repair-steps", 20, "--seed", 1)
     result = apportion.json("fit", "minilm", *asked, "-o", "run")
     assert set(result) >= {"budget", "baseline", "final", "quality_before", "quality_after", "met", "run"}
     assert result["outcome"] in ("met", "budget violation")  # the second only on a machine too busy to tell

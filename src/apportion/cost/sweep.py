@@ -26,6 +26,7 @@ WHOLE = "whole"
 COPIES = tuple(f"{WHOLE} {number}" for number in (1, 2, 3))
 """The whole network, three times in every process: where its memory lies moves it, and with it every ratio."""
 MIN_CHUNK, MAX_CHUNK = 8, 32
+MAX_CHUNK_CUDA = 96  # a process that opens a GPU takes ten seconds before it times anything
 MAX_CHUNK_BYTES = 2 * 10**9  # of weights that a measuring process holds at a time
 PROCESSES = 4
 
@@ -84,7 +85,7 @@ def sweep(
     failures: dict[int, Failure] = {}
     wholes: list[Reading] = []
     drifts: list[float] = []
-    size = chunk_size(network, len(configurations))
+    size = chunk_size(network, len(configurations), MAX_CHUNK_CUDA if target.device == "cuda" else MAX_CHUNK)
     chunks = [range(start, min(start + size, len(configurations))) for start in range(0, len(configurations), size)]
     for done, chunk in enumerate(chunks):
         wanted = {i: configurations[i] for i in chunk}
@@ -149,10 +150,10 @@ def _averaging_copies(session: Session) -> Session:
     return Session({**session.timings, WHOLE: made}, session.conditions, session.failures)
 
 
-def chunk_size(network: Network, count: int) -> int:
+def chunk_size(network: Network, count: int, largest: int = MAX_CHUNK) -> int:
     """How many candidates a process measures: as many as fit in memory beside each other, in chunks of even size."""
     size_bytes = sum(p.numel() * p.element_size() for p in network.module.parameters())
-    most = min(MAX_CHUNK, max(MIN_CHUNK, MAX_CHUNK_BYTES // max(size_bytes, 1)))
+    most = min(largest, max(MIN_CHUNK, MAX_CHUNK_BYTES // max(size_bytes, 1)))
     num_chunks = max(1, -(-count // most))
     return max(1, -(-count // num_chunks))
 

@@ -70,8 +70,7 @@ def solve(
     sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=depth, num_steps=num_steps)
     if sizes is None:
         sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, num_steps=num_steps)
-    if sizes is None:  # cannot be: the smallest network's bound keeps the budget
-        raise InfeasibleError(f"budget {budget_ms:.3g} ms on {clock.name} was met by no size; raise the budget")
+    assert sizes is not None  # with all modules free, the smallest network keeps the budget
     return Solved(alpha_M, sizes, clock.predict_ms(sizes), clock.upper_ms(sizes))
 
 
@@ -116,11 +115,11 @@ def along_path(
     on it is found by bisection. A budget under the path's beginning gets the beginning. At a given depth the path's
     widths alone move.
     """
-    modules = list(family.partition)
+    modules, held = list(family.partition), () if depth is None else family.block_places
 
     def fractions(at: float) -> Tensor:
         fraction_L = family.plan_with(alpha_M, at, known).fraction_L.clone()
-        for place, count in zip(family.block_places, depth or (), strict=False):
+        for place, count in zip(held, depth or (), strict=True):
             fraction_L[place] = count / modules[place].num_units
         return fraction_L
 
@@ -181,7 +180,7 @@ def _fit(clock: Clock, place: list[int], worth: list[float], budget_ms: float, h
     modules = list(clock.parts.partition)
     grids = [module.sizes() for module in modules]
 
-    def sizes_at(places: list[int]) -> dict[str, int]:
+    def at(places: list[int]) -> dict[str, int]:
         return {m.name: grid[i] for m, grid, i in zip(modules, grids, places, strict=True)}
 
     def steps(by: int) -> list[tuple[float, float, list[int]]]:
@@ -191,18 +190,18 @@ def _fit(clock: Clock, place: list[int], worth: list[float], budget_ms: float, h
             after = place[index] + by
             if 0 <= after < len(grid) and index not in held:
                 moved = [*place[:index], after, *place[index + 1 :]]
-                then = clock.upper_ms(sizes_at(moved))
+                then = clock.upper_ms(at(moved))
                 if then != upper:  # of a block that is left out, size costs nothing and is worth nothing
                     gain = worth[index] * abs(math.log(max(grid[after], 0.5) / max(grid[place[index]], 0.5)))
                     found.append((gain / abs(then - upper), then, moved))
         return found
 
-    upper = clock.upper_ms(sizes_at(place))
+    upper = clock.upper_ms(at(place))
     while upper > budget_ms and (options := steps(-1)):
         _, upper, place = min(options)
     while options := [step for step in steps(1) if step[1] <= budget_ms]:
         _, upper, place = max(options)
-    return sizes_at(place)
+    return at(place)
 
 
 def _objective(clock: Clock, sizes: Mapping[str, int], worth: list[float], wanted: list[float]) -> float:

@@ -19,7 +19,7 @@ from apportion.methods.compress.quantise import shaped
 from apportion.models.network import read_output
 
 ORIGINAL = "original"
-PROCESSES = 5
+PROCESSES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,11 @@ def timed(points: Sequence[Point], target: Target, seconds: float = 0.5) -> list
     """
     original = next(point for point in points if point.tool == ORIGINAL)
     runs: dict[int, list[dict]] = {place: [] for place in range(len(points))}
-    for _ in range(PROCESSES):
+    for turn in range(PROCESSES):
         for place, point in enumerate(points):
             pair = {"point": point.artefact, ORIGINAL: original.artefact}
+            if turn % 2:  # which one is opened first matters
+                pair = dict(reversed(pair.items()))
             job = {
                 "action": "time",
                 "target": target.to_json(),

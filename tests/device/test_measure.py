@@ -10,7 +10,7 @@ import torch
 
 from apportion.device.child import time_in_turns
 from apportion.device.measure import Candidate, Session, Shape, Timing, measure
-from apportion.device.process import Limits
+from apportion.device.process import Ended, Limits
 from apportion.device.runtimes import missing_packages, runtime_of
 from apportion.device.target import find_target, target_names
 from apportion.errors import MeasureError, TargetError
@@ -122,6 +122,23 @@ def test_a_few_disturbed_processes_do_not_move_the_ratio():
     base = tuple(map(timing, (0.873, 0.742, 0.858, 0.75, 0.745)))
     ours = tuple(map(timing, (0.28, 0.172, 0.275, 0.177, 0.174)))
     assert Session({"base": base, "ours": ours}, {}).ratio("ours", to="base").value == pytest.approx(0.236, abs=1e-3)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_every_other_process_opens_the_candidates_in_reverse(monkeypatch, before):
+    orders = []
+
+    def run_child(job, environment, limits, **options):
+        orders.append([candidate["name"] for candidate in job["candidates"]])
+        told = {name: vars(timing(1.0)) for name in orders[-1]}
+        conditions = {"tight": True, "wall_per_cpu": 1.0, "load": 0.0, "steal_ratio": 0.0, "versions": {}}
+        return Ended(result={"candidates": told, "failures": {}, **conditions})
+
+    monkeypatch.setattr("apportion.device.measure.run_child", run_child)
+    candidates = [Candidate(name=name, ref="tests.factories:small_cnn") for name in "ab"]
+    session = measure(candidates, TARGET, Shape(), processes=4, before=before)
+    assert orders == [[*"ab"], [*"ba"], [*"ab"], [*"ba"]][before % 2 :] + [[*"ab"]] * (before % 2)
+    assert session.ratio("a", to="b").value == 1.0
 
 
 def test_processes_can_be_added():

@@ -258,7 +258,7 @@ def _write_head(folder: SpecialFolder, made: _Made) -> None:
 def measure_pair(whole: str, made: Path, target: str, shape: InputShape) -> Session:
     """The model beside the whole network, in three fresh processes."""
     candidates = [Candidate(name=WHOLE, ref=whole), Candidate(name=MADE, ref=str(made))]
-    session = measure(candidates, working_target(target), shape, processes=3, tolerance=0.01)
+    session = measure(candidates, working_target(target), shape, processes=4, tolerance=0.01)
     session.require()
     return session
 

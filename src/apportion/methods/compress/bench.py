@@ -115,12 +115,13 @@ class Bench:
         """
         candidates = [self.original, self.candidate(folder, artefact)]
 
-        def more(processes: int) -> Session:
-            return measure(candidates, self.target, self.shape, processes=processes, seconds=1.5).require()
+        def more(processes: int, before: int = 0) -> Session:
+            found = measure(candidates, self.target, self.shape, processes=processes, seconds=1.5, before=before)
+            return found.require()
 
         session = more(self.config.processes)
-        while not clear(session) and session.conditions["processes"] < 3 * self.config.processes:
-            session = session.plus(more(1))
+        while not clear(session) and (done := session.conditions["processes"]) < 3 * self.config.processes:
+            session = session.plus(more(1, before=done))
         return session
 
 

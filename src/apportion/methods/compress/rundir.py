@@ -38,7 +38,7 @@ class FitConfig:
     tokens: int = 64
     num_steps: int = 8
     max_steps: int = 2000
-    processes: int = 5
+    processes: int = 6  # an even number: every other one opens the candidates in reverse
 
     def __post_init__(self) -> None:
         if self.policy.partition(":")[0] not in POLICIES:

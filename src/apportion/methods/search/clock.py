@@ -59,7 +59,7 @@ class Clock:
         """The anchor's own latencies, from several processes."""
         for target in self.targets:
             if target.name not in self._base:
-                session = self._session(target, [self.anchor], processes=3)
+                session = self._session(target, [self.anchor], processes=4)
                 if session.failures:
                     failure = next(iter(session.failures.values()))
                     raise MeasureError(
@@ -105,7 +105,7 @@ class Clock:
             return self.measure([arch])[arch]
         found = dict(self._memory(arch)) if self.memory else {}
         for target in self.targets:
-            session = self._session(target, [self.anchor, arch], processes=3).require()
+            session = self._session(target, [self.anchor, arch], processes=4).require()
             ratio, anchor = session.ratio(digest(arch), _ANCHOR), self.base()[self.key(target)].value
             found[self.key(target)] = Reading(
                 value=ratio.value * anchor, unit="ms", stderr=ratio.stderr * anchor, count=ratio.count

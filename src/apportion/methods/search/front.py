@@ -155,7 +155,7 @@ def _side_by_side(folder: FrontFolder, targets: Sequence[Target], num: int) -> l
             for number in range(1, num + 1)
         ]
         seconds = 3.0 * max(1.0, num / 2)
-        session = measure(candidates, target, Shape(), processes=3, seconds=seconds, tolerance=0.005).require()
+        session = measure(candidates, target, Shape(), processes=4, seconds=seconds, tolerance=0.005).require()
         for number in range(num):
             measured[number][f"latency@{target.name}"] = session.latency(str(number + 1))
     return measured

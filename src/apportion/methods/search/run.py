@@ -142,7 +142,7 @@ def final_session(folder: SearchFolder, target: Target) -> Session:
         Candidate(name=ANCHOR, ref=str(folder.path / ANCHOR)),
         Candidate(name=FINAL, ref=str(folder.model)),
     ]
-    return measure(candidates, target, Shape(), processes=3, seconds=3.0, tolerance=0.005).require()
+    return measure(candidates, target, Shape(), processes=4, seconds=3.0, tolerance=0.005).require()
 
 
 def _find(

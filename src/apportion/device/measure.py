@@ -151,7 +151,7 @@ def measure(
 
     A candidate that dies, hangs, eats memory, fails or computes numbers that are not finite is left out and recorded
     in the session's failures; the others are measured all the same. Every other process opens them in reverse: on
-    OpenVINO a network that is opened first is up to 4 % slower than one opened after another.
+    OpenVINO what is opened first is up to 5 % slower than what is opened after it.
 
     Args:
         seconds: of timing per process; it ends earlier once every median is known within ``tolerance``.

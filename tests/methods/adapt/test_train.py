@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apportion.errors import DataError
+from apportion.errors import DataError, TargetError
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits, order_units, unit_scores
 from apportion.methods.adapt.family import UNSETTLED, Family, FamilyConfig
 from apportion.methods.adapt.folder import AdaptConfig
@@ -165,6 +165,11 @@ def test_images_are_varied_and_texts_are_not():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(DataError):
         TrainConfig(**wrong)
+
+
+def test_an_unknown_target_is_refused_before_anything_is_written():
+    with pytest.raises(TargetError, match="ort-cpu-9q"):
+        AdaptConfig(model="minilm", tasks="text", targets=("ort-cpu-1t", "ort-cpu-9q"))
 
 
 @settings(max_examples=60, deadline=None)

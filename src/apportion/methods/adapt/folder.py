@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion.core.folder import RunFolder
+from apportion.device.target import find_target
 from apportion.errors import ApportionError, DataError
 from apportion.methods.adapt.family import FamilyConfig
 from apportion.methods.adapt.train import TrainConfig
@@ -47,6 +48,8 @@ class AdaptConfig:
     def __post_init__(self) -> None:
         if not self.targets or len(set(self.targets)) != len(self.targets):
             raise DataError(f"targets {', '.join(self.targets) or 'none'} were given; name one or more, each once")
+        for target in self.targets:
+            find_target(target)
         self.family()
         self.training()
 

@@ -237,6 +237,12 @@ class Trainer:
         answers = functional.kl_div(slice_QW.log_softmax(-1), whole_QW.softmax(-1), reduction="batchmean")
         return config.distil * answers + config.likeness * (1 - functional.cosine_similarity(slice_NF, whole_NF)).mean()
 
+    def _judged(self, episode: Episode, slice_NF: Tensor, whole_NF: Tensor) -> float:
+        """What a slice loses on an episode: on its labels, and by being unlike the whole network."""
+        label_Q = torch.from_numpy(episode.query.label_N).to(slice_NF.device)
+        loss = functional.cross_entropy(logits(self.family, episode, slice_NF), label_Q)
+        return float(loss + self._unlike(episode, slice_NF, whole_NF))
+
     def _tried(self, rho: float, generator: torch.Generator) -> Tensor:
         """Fractions somewhere between two neighbouring proportions of width and depth, at a budget."""
         place = float(torch.rand((), generator=generator)) * (len(DEPTHS) - 1)
@@ -273,10 +279,7 @@ class Trainer:
             for number, start_L in enumerate(self.starts_TKL[:, knot]):
                 keep_G = family.keep_of(round_to_budget(clock, start_L, start_L, rho * clock.whole_ms))
                 for place, episode in enumerate(episodes):
-                    feature_NF = features(place, rho, keep_G)
-                    label_Q = torch.from_numpy(episode.query.label_N).to(feature_NF.device)
-                    loss = functional.cross_entropy(logits(family, episode, feature_NF), label_Q)
-                    loss_KT[knot, number] += float(loss + self._unlike(episode, feature_NF, wholes[place]))
+                    loss_KT[knot, number] += self._judged(episode, features(place, rho, keep_G), wholes[place])
         path = nested_path(self.starts_TKL.transpose(0, 1).numpy(), loss_KT)
         return torch.stack([self.starts_TKL[number, knot] for knot, number in enumerate(path)])
 
@@ -307,10 +310,7 @@ class Trainer:
             for depth, sizes in self._depths(alpha_EM.mean(0), rho, clock).items():
                 keep_G, total = family.keep_of(sizes), 0.0
                 for place, (_, episode) in enumerate(drawn):
-                    feature_NF = features(place, alpha_EM[place], keep_G)
-                    label_Q = torch.from_numpy(episode.query.label_N).to(feature_NF.device)
-                    loss = functional.cross_entropy(logits(family, episode, feature_NF), label_Q)
-                    total += float(loss + self._unlike(episode, feature_NF, wholes[place]))
+                    total += self._judged(episode, features(place, alpha_EM[place], keep_G), wholes[place])
                 if total < best:
                     best = total
                     family.depth_KJ[knot] = torch.tensor(UNSETTLED if depth is None else depth)

@@ -67,7 +67,7 @@ def work(args, method_name: str, suite: Suite) -> None:
     steps = steps if method.train else 0
     for number in range(steps):
         row = trainer.step(number)
-        if number % 10 == 0:
+        if number % 10 == 0 or number == steps - 1:
             rows.append({**row, "seconds": round(time.perf_counter() - ready, 1)})
     with (args.out / f"{method_name}.log.jsonl").open("w") as log:
         log.writelines(json.dumps(row) + "\n" for row in rows)

@@ -194,7 +194,7 @@ def test_the_last_step_settles_depths_that_lose_least(tiny):
         trainer.step(number)
     family, clock = trainer.family, tiny.clocks[0]
     assert (family.depth_KJ == UNSETTLED).all()
-    trainer.step(19)
+    rows = trainer.step(19)["depths"]
     assert (family.depth_KJ[-1] == UNSETTLED).all()
     episodes = [tiny.sampler.episode(20 * 3 + number) for number in range(4)]
     ones_G, several = torch.ones(family.groups.count), 0
@@ -214,6 +214,8 @@ def test_the_last_step_settles_depths_that_lose_least(tiny):
                     answers = torch.nn.functional.cross_entropy(logits(family, episode, feature_NF), label_Q)
                     loss_of[depth] += float(answers + trainer._unlike(episode, feature_NF, whole_NF))
         several += len(loss_of) > 1
+        told = {row["depth"]: row["loss"] + row["unlike"] for row in rows if row["rho"] == round(rho, 4)}
+        assert told == pytest.approx({depth: loss / len(episodes) for depth, loss in loss_of.items()}, abs=2e-4)
         assert loss_of[family.depth(rho)] == pytest.approx(min(loss_of.values()))
     assert several >= 3
 

@@ -167,9 +167,10 @@ class Trainer:
         self._ascend(number, runs, weight_E, float(open_share.detach()))
         if math.isfinite(slope + small_slope):
             self.optimiser.step()
+        row = self._row(number, runs, slope, small_slope, float(open_share.detach()))
         if number == config.steps - 1 and config.slices and self.family.config.allocation != "fixed":
-            self.settle(num_episodes=_few(config))
-        return self._row(number, runs, slope, small_slope, float(open_share.detach()))
+            row["depths"] = self.settle(num_episodes=_few(config))
+        return row
 
     def _run(self, number: int, place: int, generator: torch.Generator) -> _Run:
         config, family = self.config, self.family
@@ -237,11 +238,11 @@ class Trainer:
         answers = functional.kl_div(slice_QW.log_softmax(-1), whole_QW.softmax(-1), reduction="batchmean")
         return config.distil * answers + config.likeness * (1 - functional.cosine_similarity(slice_NF, whole_NF)).mean()
 
-    def _judged(self, episode: Episode, slice_NF: Tensor, whole_NF: Tensor) -> float:
+    def _judged(self, episode: Episode, slice_NF: Tensor, whole_NF: Tensor) -> tuple[float, float]:
         """What a slice loses on an episode: on its labels, and by being unlike the whole network."""
         label_Q = torch.from_numpy(episode.query.label_N).to(slice_NF.device)
         loss = functional.cross_entropy(logits(self.family, episode, slice_NF), label_Q)
-        return float(loss + self._unlike(episode, slice_NF, whole_NF))
+        return float(loss), float(self._unlike(episode, slice_NF, whole_NF))
 
     def _tried(self, rho: float, generator: torch.Generator) -> Tensor:
         """Fractions somewhere between two neighbouring proportions of width and depth, at a budget."""
@@ -279,13 +280,13 @@ class Trainer:
             for number, start_L in enumerate(self.starts_TKL[:, knot]):
                 keep_G = family.keep_of(round_to_budget(clock, start_L, start_L, rho * clock.whole_ms))
                 for place, episode in enumerate(episodes):
-                    loss_KT[knot, number] += self._judged(episode, features(place, rho, keep_G), wholes[place])
+                    loss_KT[knot, number] += sum(self._judged(episode, features(place, rho, keep_G), wholes[place]))
         path = nested_path(self.starts_TKL.transpose(0, 1).numpy(), loss_KT)
         return torch.stack([self.starts_TKL[number, knot] for knot, number in enumerate(path)])
 
     @torch.no_grad()
-    def settle(self, num_episodes: int) -> None:
-        r"""Settles how many blocks every budget keeps, by judging all that it allows (eq. A17).
+    def settle(self, num_episodes: int) -> list[dict[str, Any]]:
+        r"""Settles how many blocks every budget keeps, by judging all that it allows (eq. A17); returns what was judged.
 
         .. math:: d(\rho) = \arg\min_d \; \hat{\mathbb E} \, \mathcal L(s(d)), \qquad
             \overline{\mathrm{Lat}}(s(d)) \le \rho \, \mathrm{Lat}_0
@@ -304,16 +305,24 @@ class Trainer:
             return episode_features(family, *drawn[place], family.gates(alpha_M), keep_G)
 
         wholes = [features(i, family.plan(mean_of[i], 1.0, clock.name).alpha_M, ones_G) for i in range(num_episodes)]
+        rows: list[dict[str, Any]] = []
         for knot, rho in enumerate(family.knots[:-1]):
             alpha_EM = torch.stack([family.plan(mean_WF, rho, clock.name).alpha_M for mean_WF in mean_of])
             best = math.inf
             for depth, sizes in self._depths(alpha_EM.mean(0), rho, clock).items():
-                keep_G, total = family.keep_of(sizes), 0.0
-                for place, (_, episode) in enumerate(drawn):
-                    total += self._judged(episode, features(place, alpha_EM[place], keep_G), wholes[place])
-                if total < best:
-                    best = total
+                keep_G = family.keep_of(sizes)
+                judged_E2 = np.array(
+                    [
+                        self._judged(episode, features(place, alpha_EM[place], keep_G), wholes[place])
+                        for place, (_, episode) in enumerate(drawn)
+                    ]
+                )
+                loss, unlike = judged_E2.mean(0).tolist()
+                rows.append({"rho": round(rho, 4), "depth": depth, "loss": round(loss, 4), "unlike": round(unlike, 4)})
+                if loss + unlike < best:
+                    best = loss + unlike
                     family.depth_KJ[knot] = torch.tensor(UNSETTLED if depth is None else depth)
+        return rows
 
     def _depths(self, alpha_M: Tensor, rho: float, clock: Clock) -> dict[tuple[int, ...] | None, dict[str, int]]:
         """Sizes that keep a budget and use it, all different, by depth; under None those with none settled.

@@ -29,7 +29,7 @@ WORK = Path("build/fit_shows")
 SHARE, FLOOR = "40%", "98%"
 TARGETS = ("ort-cpu-1t", "openvino-cpu-1t", "torch-cpu-1t")
 USUAL = ("--rungs", "1")
-MORE = {  # eager torch has no quicker int8, so the way is long: networks are repaired on it, and texts lose their padding
+MORE = {  # eager torch has no quicker int8: a long way, with repairs on it, and texts without their padding
     "resnet20 torch-cpu-1t": ("--rungs", "4"),
     "minilm torch-cpu-1t": ("--rungs", "2", "--rules", "prune,tokens,repair"),
 }

@@ -286,7 +286,7 @@ class Trainer:
 
     @torch.no_grad()
     def settle(self, num_episodes: int) -> list[dict[str, Any]]:
-        r"""Settles how many blocks every budget keeps, by judging all that it allows (eq. A17); returns what was judged.
+        r"""Settles how many blocks every budget keeps, by judging all that it allows (eq. A17); returns all judged.
 
         .. math:: d(\rho) = \arg\min_d \; \hat{\mathbb E} \, \mathcal L(s(d)), \qquad
             \overline{\mathrm{Lat}}(s(d)) \le \rho \, \mathrm{Lat}_0

@@ -15,7 +15,7 @@ from tests.core.worlds import STAGED, accepted, ladder, measure, run, table, wor
 from apportion.core.budget import Budget, Limit
 from apportion.core.knob import Choice, Setting
 from apportion.core.ledger import Ledger
-from apportion.core.loop import Outcome, budgeted_loop
+from apportion.core.loop import Guard, Outcome, budgeted_loop
 from apportion.core.meter import Reading
 from apportion.core.policy import Greedy, Proposal, Scheduled
 from apportion.errors import BudgetError, KnobError
@@ -319,18 +319,32 @@ def test_every_outcome_has_a_remedy_of_one_line(outcome):
     assert "\n" not in outcome.remedy
 
 
-def test_quality_measured_under_the_floor_ends_a_run_that_read_as_met():
-    def check(quality):
-        return lambda model: {
-            "latency": Reading(value=1.0, unit="ms"),
-            "quality": Reading(value=quality, unit="points"),
-        }
+def test_a_guard_has_the_last_word_on_quality_where_the_clock_agrees():
+    def guard(quality):
+        return Guard(lambda model: Reading(value=quality, unit="points"), floor=0.5)
 
-    low, rows = run(ladder(), "3ms", Greedy(), quality_floor=0.0, check=check(-1.0))
+    exact = measure(ladder().meters["latency"])
+    low, rows = run(ladder(), "3ms", Greedy(), quality_floor=-99.0, check=exact, guard=guard(0.4))
     assert low.outcome is Outcome.QUALITY_COLLAPSE
     assert rows[-1].note == "measured under the quality floor"
-    assert run(ladder(), "3ms", Greedy(), quality_floor=0.0, check=check(1.0))[0].met
-    assert run(ladder(), "3ms", Greedy(), check=check(-1.0))[0].met  # no floor, no judgement
+    assert low.measured["quality"].value == 0.4
+    high, rows = run(ladder(), "3ms", Greedy(), quality_floor=99.0, quality_slack=999.0, check=exact, guard=guard(0.6))
+    assert high.met  # though moves were read under the floor
+    assert [row.readings["quality"].value for row in rows if row.kind == "check"] == [0.6]
+
+
+def test_a_guard_reads_only_what_was_measured_within_the_budget_and_needs_a_check():
+    def reads(model):
+        read.append(model)
+        return Reading(value=1.0, unit="points")
+
+    read = []
+    slower = measure(Scaled(ladder().meters["latency"], 1.25))
+    _, rows = run(ladder(), "8ms", check=slower, guard=Guard(reads, 0.0))
+    assert any(row.note == "measured over budget" for row in rows)
+    assert len(read) == sum(row.kind == "check" and row.accepted for row in rows) == 1
+    with pytest.raises(KnobError, match="give both"):
+        run(ladder(), "8ms", guard=Guard(reads, 0.0))
 
 
 # What is refused

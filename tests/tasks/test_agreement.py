@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -75,6 +77,28 @@ def test_splits_share_no_example_and_repeat_for_a_seed(tmp_path):
     assert min(map(len, first)) >= 2
     assert ids(3) == first
     assert ids(4) != first
+
+
+@pytest.mark.parametrize("count", [6, 60, 3000])
+def test_a_guard_has_what_is_chosen_with_and_takes_the_rest_from_training_alone(tmp_path, count):
+    network = load("tests.factories:small_cnn")
+    data = tensors_file(tmp_path / "x.safetensors", count, side=16)
+
+    def ids(guard):
+        splits = load_splits(network, data, seed=3, guard=guard)
+        return {
+            part.name: [int(v) for batch in getattr(splits, part.name).batches for v in batch["0"][:, 0, 0, 0]]
+            for part in fields(splits)
+        }
+
+    plain, guarded = ids(guard=False), ids(guard=True)
+    assert plain["guard"] == plain["selection"]
+    for name in ("calibration", "selection", "report"):
+        assert guarded[name] == plain[name]
+    more = set(guarded["guard"]) - set(guarded["selection"])
+    assert len(more) == min(1024, len(plain["training"]) // 4)
+    assert set(plain["training"]) == more | set(guarded["training"])
+    assert not more & set(guarded["training"])
 
 
 @pytest.mark.parametrize(

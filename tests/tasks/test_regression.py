@@ -69,7 +69,7 @@ def test_features_are_read_by_the_originals_head(generator):
 def test_without_targets_a_regressor_is_compared_with_the_original(generator):
     examples = Examples(examples_of(generator).batches, "points")
     original, other = network_of(linear([1.0, 1.0, 0.0, 0.0])), network_of(linear([1.0, 0.0, 0.0, 0.0]))
-    splits = Splits(examples, examples, examples, examples)
+    splits = Splits(*[examples] * 5)
     for kind in ("auto", "agreement", "r2"):
         meter = meter_of(original, splits, examples, kind)
         assert meter.read(original).value == 1.0
@@ -84,17 +84,17 @@ def test_labels_of_a_table_are_read_as_numbers(tmp_path):
     table = tmp_path / "scores.csv"
     table.write_text("text,label\n" + "".join(f"text {row},{row / 4}\n" for row in (3, 1, 2)))
     ids = Examples(({"0": torch.zeros(3, 4)},), "rows", torch.tensor([2, 0, 1]))
-    numbers = with_numbers(Splits(ids, ids, ids, ids), str(table)).report.label_N
+    numbers = with_numbers(Splits(*[ids] * 5), str(table)).report.label_N
     assert numbers.tolist() == [0.5, 0.75, 0.25]
     table.write_text("text,label\na,1\nb,good\nc,3\n")
     with pytest.raises(DataError, match="'good'"):
-        with_numbers(Splits(ids, ids, ids, ids), str(table))
+        with_numbers(Splits(*[ids] * 5), str(table))
 
 
 def test_a_regressor_is_fitted_and_verified(tmp_path, generator):
     save_file({"0": torch.randn(500, 3, 16, 16, generator=generator)}, tmp_path / "images.safetensors")
     options = {"data": str(tmp_path / "images.safetensors"), "rungs": 1, "num_steps": 4, "quality_floor": 0.3}
-    config = FitConfig(model=REGRESSOR, budget="params<=75%", repair_steps=60, **options)
+    config = FitConfig(model=REGRESSOR, budget="params<=75%", repair_steps=150, **options)
     result = fit(config, tmp_path / "run")
     assert result["quality"] == "r2"
     assert result["quality_before"]["value"] == 1.0

@@ -49,6 +49,14 @@ _REMEDY = {
 
 
 @dataclass(frozen=True)
+class Guard(Generic[M]):
+    """Reads the quality of a finished model closer than that of every move is read, against a floor of its own."""
+
+    read: Callable[[M], Reading]
+    floor: float
+
+
+@dataclass(frozen=True)
 class Result(Generic[M]):
     """Where a run ended. ``measured`` holds the fresh readings of the last check, empty where none was made."""
 
@@ -78,6 +86,7 @@ def budgeted_loop(
     quality_slack: float = 0.0,
     restored_by: str | None = None,
     check: Callable[[M], Mapping[str, Reading]] | None = None,
+    guard: Guard[M] | None = None,
     max_checks: int = 5,
     aim: Budget | None = None,
     max_steps: int = 10_000,
@@ -93,10 +102,10 @@ def budgeted_loop(
     (Proposition 1).
 
     When the readings say that the budget is met, ``check`` has the last word: fresh readings of the quantities in the
-    budget, and of quality where what runs can differ from what was read (under the floor, the run ends there). If they
-    exceed it, the limits that the loop works towards are scaled down by reading over check, and the run goes on; after
-    ``max_checks`` such checks it ends as a budget violation, never as a success. Knobs that restore quality change no
-    cost, so the first check comes before them, and one more after them.
+    budget. If they exceed it, the limits that the loop works towards are scaled down by reading over check, and the run
+    goes on; after ``max_checks`` such checks it ends as a budget violation, never as a success. Knobs that restore
+    quality change no cost, so the first check comes before them, and one more after them. With that one ``guard`` has
+    the last word on quality: under its floor the run ends as a quality collapse.
 
     The run is a function of its ledger: started again with the same arguments and the ledger of a killed run, it goes
     on where that one stopped, without reading anything twice.
@@ -109,17 +118,20 @@ def budgeted_loop(
         budget: absolute limits.
         policy: proposes trials and moves.
         ledger: empty, or the ledger of the run to go on with.
-        quality_floor: no model whose quality reads lower ends a run as met.
+        quality_floor: no model whose quality reads lower ends a run as met, unless ``guard`` says so.
         quality_slack: how far under the floor moves may go on the way, where knobs can restore quality; moves that go
             lower are rejected.
         restored_by: the reading that a knob which restores must raise, where a finer one than quality is read.
         check: measures a finished model afresh.
+        guard: judges the quality of a finished model that was measured to be within the budget.
         aim: limits that the loop works towards at first, the budget's by default; looser ones where readings may be
             too high, so that checks lead it to the budget from above and nothing more than needed is cut.
         break_on_reject: end at the first rejected move, as Algorithm 1 is written, instead of asking the policy again.
         on_row: told of every new row, for progress display.
     """
     _check_arguments(knobs, rules, meters, budget, quality)
+    if guard is not None and check is None:
+        raise KnobError("a guard judges what a check has measured; give both")
     run = _Run(model, knobs, rules, meters, budget, aim or budget, ledger, quality, restored_by or quality, z, on_row)
     floor = None if quality_floor is None else quality_floor - quality_slack
     while True:
@@ -134,14 +146,15 @@ def budgeted_loop(
                 run.step(restore.knob, restore.value, commit=restore.commit, floor=None)
                 continue
             restored = restore is None
-            if restored and quality_floor is not None and run.readings[quality].value < quality_floor:
+            low = quality_floor is not None and run.readings[quality].value < quality_floor
+            if restored and low and guard is None:
                 return run.result(Outcome.QUALITY_COLLAPSE, _last_check(ledger))
             if check is None:
                 return run.result(Outcome.MET, {})
             if last.kind != "check":
                 if len(ledger) > max_steps:
                     return run.result(Outcome.OUT_OF_STEPS, _last_check(ledger))
-                run.check(check, quality_floor if restored else None)
+                run.check(check, guard if restored else None)
                 continue
             if last.accepted:
                 return run.result(Outcome.MET, last.readings)
@@ -248,13 +261,14 @@ class _Run(Generic[M]):
         elif candidate is not None:
             self._last_trial = (setting, candidate)
 
-    def check(self, measure: Callable[[M], Mapping[str, Reading]], floor: float | None) -> None:
+    def check(self, measure: Callable[[M], Mapping[str, Reading]], guard: Guard[M] | None) -> None:
         """Measures the model afresh; where that exceeds the promise, tightens the limits the loop works towards."""
         began = time.perf_counter()
-        measured = measure(self.model)
+        measured = dict(measure(self.model))
         note = "" if self.promised.met(measured, self.z) else "measured over budget"
-        if not note and floor is not None and self.quality in measured and measured[self.quality].value < floor:
-            note = _UNDER_FLOOR
+        if not note and guard is not None:
+            measured[self.quality] = guard.read(self.model)
+            note = _UNDER_FLOOR if measured[self.quality].value < guard.floor else ""
         self._record("check", measured, not note, began=began, note=note)
         if note:
             self._tighten(measured)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion.device.process import Failure, Limits, run_child
-from apportion.device.target import Target
+from apportion.device.target import Target, int8_saturates
 from apportion.models.registry import BUILT_IN, find_packaged
 from apportion.models.safefile import folder_digest
 
@@ -117,6 +117,7 @@ def _key(candidate: dict[str, Any], target: Target, shape: dict[str, Any]) -> st
         "factory": candidate["factory"],
         "runtime": target.runtime,
         "precision": target.precision,
+        "saturates": int8_saturates(),
         "shape": shape,
         "versions": versions,
     }

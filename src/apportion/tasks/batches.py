@@ -43,46 +43,59 @@ class Examples:
 
 @dataclass(frozen=True)
 class Splits:
-    """Disjoint examples: to score importance and set ranges on, to choose on, to report on, and to train on."""
+    """Disjoint examples: to score importance and set ranges on, to choose on, to report on, and to train on.
+
+    ``guard`` are those to choose on and more of their kind, to judge a finished model on.
+    """
 
     calibration: Examples
     selection: Examples
     report: Examples
     training: Examples
+    guard: Examples
 
 
 SIZES = (64, 96, 384)
 SMALL_SIZES, SMALL_SIDE = (64, 288, 192), 64  # of small images, where reading is cheap: more of them to choose on
+MAX_GUARD = 1024  # besides those to choose on
 MAX_TRAINING_TEXTS, MAX_TRAINING_IMAGES = 4096, 16_384
 MAX_TRAINING_PIXELS = 512 * 224 * 224  # of all images together, which are held in memory as numbers
 
 
-def load_splits(network: Network, data: str | None, *, seed: int, sizes: tuple[int, int, int] | None = None) -> Splits:
+def load_splits(
+    network: Network,
+    data: str | None,
+    *,
+    seed: int,
+    sizes: tuple[int, int, int] | None = None,
+    guard: bool = False,
+) -> Splits:
     """Draws the splits from the user's data, or from the demo's texts when the model reads text.
 
-    What is left after the first three is there to train on. Small data are shared out in fixed proportions.
+    What is left after the first three is there to train on, and with ``guard`` a part of it to judge on. Small data are
+    shared out in fixed proportions.
     """
     generator = torch.Generator().manual_seed(seed)
     unlabelled = data is not None and data not in BUILT_IN and is_unlabelled(Path(data))
     domain = load_unlabelled(Path(str(data))) if unlabelled else _labelled(data)
-    sizes = sizes or _sizes(network)
+    wanted = (*(sizes or _sizes(network)), MAX_GUARD if guard else 0)
     if domain is not None and (domain.kind == "text") != network.takes_text:
-        wanted = "texts" if network.takes_text else "images"
+        kind = "texts" if network.takes_text else "images"
         raise DataError(
-            f"{data} holds {domain.kind}s, but the model takes {wanted}; choose another (apportion tasks list)"
+            f"{data} holds {domain.kind}s, but the model takes {kind}; choose another (apportion tasks list)"
         )
     if network.takes_text:
         if domain is not None:
-            return _from_texts(network, domain.content, domain.label_N, str(data), generator, sizes)
+            return _from_texts(network, domain.content, domain.label_N, str(data), generator, wanted)
         texts = load_texts(Path(data)) if data else demo_texts()
-        return _from_texts(network, texts, None, data or "the demo's texts", generator, sizes)
+        return _from_texts(network, texts, None, data or "the demo's texts", generator, wanted)
     if domain is not None:
         label_N = None if unlabelled else domain.label_N
-        return _from_images(network, domain.content, label_N, str(data), generator, sizes)
+        return _from_images(network, domain.content, label_N, str(data), generator, wanted)
     if data is None:
-        wanted = ", ".join(name if not name.isdigit() else f"input {name}" for name in network.inputs)
-        raise DataError(f"this model takes {wanted}; give --data FILE.safetensors with tensors of these names")
-    return _from_tensors(network, Path(data), generator, sizes)
+        names = ", ".join(name if not name.isdigit() else f"input {name}" for name in network.inputs)
+        raise DataError(f"this model takes {names}; give --data FILE.safetensors with tensors of these names")
+    return _from_tensors(network, Path(data), generator, wanted)
 
 
 def _sizes(network: Network) -> tuple[int, int, int]:
@@ -107,7 +120,7 @@ def _from_texts(
     label_N: Any,
     name: str,
     generator: torch.Generator,
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, int, int, int],
 ) -> Splits:
     folder = network.origin.folder
     try:
@@ -140,7 +153,7 @@ def _from_images(
     label_N: Any,
     name: str,
     generator: torch.Generator,
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, int, int, int],
 ) -> Splits:
     height, width = next(iter(network.inputs.values())).shape[-2:]
     max_training = min(MAX_TRAINING_IMAGES, max(1, MAX_TRAINING_PIXELS // (height * width)))
@@ -158,7 +171,7 @@ def _labels(label_N: Any, rows: Sequence[int]) -> Tensor | None:
     return None if label_N is None else torch.as_tensor(label_N)[torch.tensor(rows, dtype=torch.long)]
 
 
-def _from_tensors(network: Network, path: Path, generator: torch.Generator, sizes: tuple[int, int, int]) -> Splits:
+def _from_tensors(network: Network, path: Path, generator: torch.Generator, sizes: tuple[int, int, int, int]) -> Splits:
     if path.suffix != ".safetensors":
         raise DataError(
             f"{path} holds no inputs for this model; give a .safetensors file of {', '.join(network.inputs)}"
@@ -187,12 +200,21 @@ def _from_tensors(network: Network, path: Path, generator: torch.Generator, size
     return Splits(*parts)
 
 
-def _shares(count: int, generator: torch.Generator, sizes: tuple[int, int, int], max_training: int) -> list[list[int]]:
-    """Disjoint rows: the sizes asked for, and the rest for training, of which small data keep a third."""
+def _shares(
+    count: int, generator: torch.Generator, sizes: tuple[int, int, int, int], max_training: int
+) -> list[list[int]]:
+    """Rows of the splits: the sizes asked for, of which small data keep a third, and the rest for training.
+
+    The last size is of what the guard has besides the rows to choose on, at most a quarter of that rest.
+    """
     if count < 6:
         raise DataError(f"the data hold {count} examples; give at least 6")
-    scale = min(1.0, 2 * count / (3 * sum(sizes)))
-    counts = [max(1, int(size * scale)) for size in sizes]
+    *firsts, num_guard = sizes
+    scale = min(1.0, 2 * count / (3 * sum(firsts)))
+    counts = [max(1, int(size * scale)) for size in firsts]
+    num_left = count - sum(counts)
+    num_guard = min(num_guard, num_left // 4, max_training // 4)
     order = torch.randperm(count, generator=generator).tolist()
-    cuts = [0, *itertools.accumulate(counts), min(count, sum(counts) + max_training)]
-    return [order[begin:end] for begin, end in itertools.pairwise(cuts)]
+    cuts = [0, *itertools.accumulate([*counts, min(num_left - num_guard, max_training), num_guard])]
+    calibration, selection, report, training, more = (order[begin:end] for begin, end in itertools.pairwise(cuts))
+    return [calibration, selection, report, training, selection + more]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -116,7 +117,7 @@ def with_numbers(splits: Splits, data: str | None) -> Splits:
 
 
 def _each(splits: Splits, change: Callable[[Examples], Examples]) -> Splits:
-    return Splits(*(change(p) for p in (splits.calibration, splits.selection, splits.report, splits.training)))
+    return Splits(**{part.name: change(getattr(splits, part.name)) for part in fields(splits)})
 
 
 def _is_number(text: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion.device.runtimes import Step
-from apportion.device.target import Target
+from apportion.device.target import Target, int8_saturates
 
 MODEL = "model.onnx"
 IR = "model.xml"
@@ -25,6 +25,7 @@ class OpenVino:
         model = openvino.Core().read_model(folder / MODEL)
         if precision_of(network, target) == "int8":
             import nncf
+            from nncf.quantization.advanced_parameters import OverflowFix
 
             names = {given.any_name for given in model.inputs}
             batches = [{k: v for k, v in batch.items() if k in names} for batch in calibration_inputs(folder, count=4)]
@@ -36,8 +37,9 @@ class OpenVino:
                 subset_size=len(batches),
                 ignored_scope=nncf.IgnoredScope(names=left, validate=False) if left else None,
                 advanced_parameters=nncf.AdvancedQuantizationParameters(
-                    disable_bias_correction=True
-                ),  # changes no time
+                    overflow_fix=OverflowFix.ENABLE if int8_saturates() else OverflowFix.FIRST_LAYER,
+                    disable_bias_correction=True,  # changes no time
+                ),
             )
         openvino.save_model(model, folder / IR, compress_to_fp16=False)
         for path in folder.glob(f"{MODEL}*"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion.device.runtimes import Step
-from apportion.device.target import Target
+from apportion.device.target import Target, int8_saturates
 from apportion.errors import TargetError
 
 MODEL = "model.onnx"
@@ -55,7 +55,12 @@ class OnnxRuntime:
             raise TargetError(f"{network.int8.in_float[0]} can't stay in float in dynamic int8; quantise all or none")
         ops = ["MatMul", "Gemm"]
         quantize_dynamic(
-            prepared, folder / INT8, op_types_to_quantize=ops, per_channel=True, weight_type=QuantType.QInt8
+            prepared,
+            folder / INT8,
+            op_types_to_quantize=ops,
+            per_channel=True,
+            reduce_range=int8_saturates(),
+            weight_type=QuantType.QInt8,
         )
 
     def _quantise_static(self, folder: Path, prepared: Path, network: Any) -> None:
@@ -92,6 +97,7 @@ class OnnxRuntime:
             activation_type=QuantType.QUInt8 if network.int8.activations == "uint8" else QuantType.QInt8,
             weight_type=QuantType.QInt8,
             per_channel=True,
+            reduce_range=network.int8.activations == "uint8" and int8_saturates(),
             op_types_to_quantize=["Conv", "Gemm", "MatMul"] if network.int8.scope == "layers" else None,
             nodes_to_exclude=left,
         )

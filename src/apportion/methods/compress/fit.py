@@ -56,7 +56,8 @@ def fit(config: FitConfig, folder: Path, progress: Progress | None = None) -> di
     torch.manual_seed(config.seed)
     with progress.stage("load"):
         network = load(config.model, batch=config.batch, tokens=config.tokens, seed=config.seed, factory=config.factory)
-        splits = load_examples(network, config.data, config.quality, seed=config.seed)
+        guard = config.quality_floor is not None
+        splits = load_examples(network, config.data, config.quality, seed=config.seed, guard=guard)
         rundir = RunDir(folder)
         run = rundir.start(config, model_digest(network))
     finished = rundir.result()

@@ -27,9 +27,9 @@ class Scores(Protocol):
     def score(self, answer_ND: Tensor, readout: str) -> Reading: ...
 
 
-def load_examples(network: Network, data: str | None, kind: str, *, seed: int) -> Splits:
+def load_examples(network: Network, data: str | None, kind: str, *, seed: int, guard: bool = False) -> Splits:
     """The splits of the user's data: with numbers as targets where R² is read, else with classes if there are any."""
-    splits = load_splits(network, data, seed=seed)
+    splits = load_splits(network, data, seed=seed, guard=guard)
     if kind == "r2" or (kind == "auto" and is_regressor(network, splits.report)):
         return with_numbers(splits, data)
     return without_targets(splits) if kind == "agreement" else splits

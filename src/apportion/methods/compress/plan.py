@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from apportion.core.budget import Budget, format_quantity
 from apportion.core.knob import Knob, Value
 from apportion.core.ledger import Ledger, Row
-from apportion.core.loop import Result, budgeted_loop
+from apportion.core.loop import Guard, Result, budgeted_loop
 from apportion.core.meter import Meter, Reading
 from apportion.core.policy import Restoring
 from apportion.core.progress import Progress
@@ -29,7 +30,7 @@ from apportion.methods.compress.policies import LIKENESS, policy_named
 from apportion.methods.compress.prune import PREFIX as PRUNE
 from apportion.methods.compress.prune import Prune, prune_knobs
 from apportion.methods.compress.quantise import PREFIX as QUANTISE
-from apportion.methods.compress.quantise import Quantise, by_sensitivity, int8_twin, quantise_knob
+from apportion.methods.compress.quantise import AsRun, Quantise, by_sensitivity, int8_twin, quantise_knob
 from apportion.methods.compress.recipe import Tried, can_mix, quickest, try_recipes
 from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.methods.compress.repair import Distil, DistilOptions, repair_knob
@@ -42,7 +43,7 @@ from apportion.models.network import Network
 from apportion.models.partition import Partition
 from apportion.models.save import save
 from apportion.numerics.stats import normal_quantile
-from apportion.tasks.batches import Splits
+from apportion.tasks.batches import Examples, Splits
 from apportion.tasks.quality import Accuracy
 from apportion.tasks.regression import R2
 
@@ -79,12 +80,13 @@ class Plan:
         self.splits = splits
         with progress.stage("read the original's answers"):
             self.report = meter_of(network, splits, splits.report, config.quality)
-            if isinstance(self.report, Accuracy | R2):
-                meter: Meter[Network] = self.report.over(splits.selection)
-            else:
-                meter = meter_of(network, splits, splits.selection, config.quality)
-            self.selection = Judge(network, meter, splits.selection)
-            self.floor = self._floor(config.quality_floor)
+            self.selection = Judge(network, self._meter_over(splits.selection), splits.selection)
+            self.floor: float | None = None
+            self.guard: Meter[Network] | None = None
+            if config.quality_floor is not None:
+                self.floor = self._floor(config.quality_floor, self.selection.meter)
+                self.guard = self._meter_over(splits.guard)
+                self.guard_floor = self._floor(config.quality_floor, self.guard)
         self.recipe: Tried | None = None
         self.tried: list[Tried] = []
         self.quantise, self.num_mixed = Quantise(splits.calibration), 0
@@ -159,11 +161,15 @@ class Plan:
     def quality_name(self) -> str:
         return type(self.report).__name__.lower()
 
-    def _floor(self, share: float | None) -> float | None:
-        """The quality floor on the examples chosen with: a share of what the original reads there."""
-        if share is None:
-            return None
-        quality = self.selection.quality(self.network).value
+    def _meter_over(self, examples: Examples) -> Meter[Network]:
+        """The meter of the report, over other examples."""
+        if isinstance(self.report, Accuracy | R2):
+            return self.report.over(examples)
+        return meter_of(self.network, self.splits, examples, self.bench.config.quality)
+
+    def _floor(self, share: float, meter: Meter[Network]) -> float:
+        """A share of what the original reads."""
+        quality = meter.read(self.network).value
         if quality <= 0:
             raise BudgetError(f"the original's {self.quality_name} is {quality:.2g}, of which no share is a floor")
         return share * quality
@@ -196,11 +202,11 @@ class Plan:
 
             def check(network: Network) -> dict[str, Reading]:
                 save(network, rung.model)
-                measured = self.measured(network, budget, rung.model)
-                if self.floor is not None and network.precision == "int8":  # the runtime has the last word here, too
-                    examples = self.splits.selection
-                    measured["quality"] = self.bench.read_quality(self.selection.meter, examples, network, rung.model)
-                return measured
+                return self.measured(network, budget, rung.model)
+
+            guard = None
+            if self.guard is not None:
+                guard = Guard(partial(self._guarded, self.guard, rung.model), self.guard_floor)
 
             knobs = self._knobs_from(setting)
             slack = math.inf if self.allowed & {"repair", "adapters"} and config.repair_steps else 0.0
@@ -228,12 +234,19 @@ class Plan:
                 quality_slack=slack,
                 restored_by=LIKENESS if LIKENESS in self.selection.meters() else None,
                 check=check,
+                guard=guard,
                 max_checks=MAX_CHECKS,
                 aim=self._aim(budget),
                 max_steps=config.max_steps,
                 z=Z,
                 on_row=on_row,
             )
+
+    def _guarded(self, meter: Meter[Network], folder: Path, network: Network) -> Reading:
+        """Quality of a finished model; of int8 by the runtime, which has the last word on it, too."""
+        if network.precision == "int8":
+            return self.bench.read_quality(meter, self.splits.guard, network, folder)
+        return AsRun(meter).read(network)
 
     def measured(self, network: Network, budget: Budget, folder: Path) -> dict[str, Reading]:
         """What the model saved in a folder costs, measured if the budget is about the clock."""

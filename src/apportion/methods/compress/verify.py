@@ -57,7 +57,8 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
         original = load(
             config.model, batch=config.batch, tokens=config.tokens, seed=config.seed, factory=config.factory
         )
-        splits = load_examples(original, config.data, config.quality, seed=config.seed)
+        guard = config.quality_floor is not None
+        splits = load_examples(original, config.data, config.quality, seed=config.seed, guard=guard)
         network = load(
             str(rundir.model),
             batch=config.batch,

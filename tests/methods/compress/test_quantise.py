@@ -72,15 +72,15 @@ def test_quality_is_read_of_what_will_run(generator):
     assert rule.apply(small, quantise_knob(), "fp32").precision == "fp32"
 
 
-@pytest.mark.parametrize("runtime", ["ort", "openvino"])
-def test_the_artefact_is_in_int8_and_answers_as_simulated(runtime, generator, tmp_path):
+@pytest.mark.parametrize(("runtime", "activations"), [("ort", "uint8"), ("ort", "int8"), ("openvino", "uint8")])
+def test_the_artefact_is_in_int8_and_answers_as_simulated(runtime, activations, generator, tmp_path):
     try:
         target = working_target(f"{runtime}-cpu-1t")
         twin = working_target(f"{runtime}-int8-cpu-1t")
     except TargetError as error:
         pytest.skip(str(error))
     network = load(CNN)
-    small = Quantise(images(generator)).apply(network, quantise_knob(), "int8")
+    small = Quantise(images(generator), Int8(activations=activations)).apply(network, quantise_knob(), "int8")
     save(small, tmp_path / "small")
     save(network, tmp_path / "plain")
     shape, target = Shape(), target.with_isa(twin.isa)

@@ -97,7 +97,7 @@ class OnnxRuntime:
             activation_type=QuantType.QUInt8 if network.int8.activations == "uint8" else QuantType.QInt8,
             weight_type=QuantType.QInt8,
             per_channel=True,
-            reduce_range=network.int8.activations == "uint8" and int8_saturates(),
+            reduce_range=int8_saturates(),
             op_types_to_quantize=["Conv", "Gemm", "MatMul"] if network.int8.scope == "layers" else None,
             nodes_to_exclude=left,
         )

@@ -1,0 +1,27 @@
+"""What a processor's flags say about sums of int8 products."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from apportion.device import target
+
+
+@pytest.mark.parametrize(
+    ("system", "flags", "saturates"),
+    [
+        ("x86_64", "fpu sse4_2 avx avx2", True),
+        ("x86_64", "avx avx2 avx512f avx512bw", True),
+        ("x86_64", "avx avx2 avx512f avx512_vnni", False),
+        ("AMD64", "avx avx2 avx_vnni", False),
+        ("AMD64", "", True),  # not told: the safe way
+        ("aarch64", "", False),
+        ("arm64", "asimd", False),
+    ],
+)
+def test_int8_saturates_on_x86_without_the_instruction_for_it(monkeypatch, system, flags, saturates):
+    monkeypatch.setattr(platform, "machine", lambda: system)
+    monkeypatch.setattr(target, "_cpuinfo", lambda key: flags if key == "flags" else "")
+    assert target.int8_saturates() is saturates

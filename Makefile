@@ -28,10 +28,9 @@ check: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks recipes
 	$(BIN)/mypy
 
-# The longest files start first, so that both workers end together.
 test: check $(TESTED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile ci --durations 15 -n 2 --dist loadfile \
-		--no-loadscope-reorder tests/pipeline/test_pretrained.py tests/pipeline tests src
+		--no-loadscope-reorder tests src
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from apportion.device.process import Failure, Limits, run_child
-from apportion.device.target import Target, int8_saturates
+from apportion.device.target import Target
+from apportion.models.processor import int8_saturates
 from apportion.models.registry import BUILT_IN, find_packaged
 from apportion.models.safefile import folder_digest
 

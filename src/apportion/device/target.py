@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from typing import Any
 
 from apportion.errors import TargetError
+from apportion.models.processor import processor
 
 
 @dataclass(frozen=True)
@@ -103,30 +103,7 @@ def machine() -> dict[str, object]:
     """What a certificate says about the machine."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
-
-
-def int8_saturates() -> bool:
-    """Whether products of int8 overflow their 16-bit sums here: on x86 without VNNI, where weights take 7 bits at most.
-
-    Where the processor's flags can't be read, an x86 one is taken to be without it.
-    """
-    x86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-    return x86 and not {"avx512_vnni", "avx_vnni"} & set(_cpuinfo("flags").split())
-
-
-def _processor() -> str:
-    return _cpuinfo("model name") or platform.processor() or "unknown"
-
-
-@cache
-def _cpuinfo(key: str) -> str:
-    """What Linux says about the first processor, nothing elsewhere."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line.partition(":")[2].strip() for line in file if line.startswith(key)), "")
-    except OSError:
-        return ""

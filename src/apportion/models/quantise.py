@@ -12,20 +12,23 @@ from transformers.pytorch_utils import Conv1D
 
 from apportion.models.dynamic import quantise_dynamically
 from apportion.models.network import Network, forward
+from apportion.models.processor import int8_saturates
 
 LEVELS = 255
 LINEAR = (nn.Linear, Conv1D)
 QUANTISED = (*LINEAR, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def fake_quantise_weight(weight: Tensor, dim: int = 0) -> Tensor:
+def fake_quantise_weight(weight: Tensor, dim: int = 0, largest: int = 127) -> Tensor:
     r"""Weights rounded to symmetric int8, with a scale for each output channel (eq. R3).
 
-    .. math:: \hat w = s \cdot \mathrm{clip}(\mathrm{round}(w / s), -127, 127), \qquad s = \max |w| / 127
+    .. math:: \hat w = s \cdot \mathrm{clip}(\mathrm{round}(w / s), -q, q), \qquad s = \max |w| / q
+
+    :math:`q` is the ``largest`` number, 127, or 64 where runtimes leave a bit free.
     """
     other = [axis for axis in range(weight.dim()) if axis != dim]
-    scale = weight.abs().amax(other, keepdim=True).clamp_min(1e-12) / 127
-    return (weight / scale).round().clamp(-127, 127) * scale
+    scale = weight.abs().amax(other, keepdim=True).clamp_min(1e-12) / largest
+    return (weight / scale).round().clamp(-largest, largest) * scale
 
 
 def fake_quantise_input(x: Tensor, low: float, high: float) -> Tensor:
@@ -49,11 +52,13 @@ def simulate(network: Network, ranges: Mapping[str, tuple[float, float]] | None 
     if int8.by_torch:  # nothing to simulate
         return network.replace(module=quantise_dynamically(module, int8.covers), calibration=())
     ranges = ranges or input_ranges(network.module, network.calibration)
+    largest = 64 if int8_saturates() else 127
     with torch.no_grad():
         for name, layer in quantised_layers(network.replace(module=module)).items():
             if name in ranges:  # else it is not run
                 assert isinstance(layer.weight, Tensor)
-                layer.weight.copy_(fake_quantise_weight(layer.weight, dim=1 if isinstance(layer, Conv1D) else 0))
+                dim = 1 if isinstance(layer, Conv1D) else 0
+                layer.weight.copy_(fake_quantise_weight(layer.weight, dim, largest))
                 layer.register_forward_pre_hook(_rounding(ranges[name] if int8.scope != "dynamic" else None))
     return network.replace(module=module, calibration=())
 

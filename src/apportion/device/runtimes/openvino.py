@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from apportion.device.runtimes import Step
-from apportion.device.target import Target, int8_saturates
+from apportion.device.target import Target
+from apportion.models.processor import int8_saturates
 
 MODEL = "model.onnx"
 IR = "model.xml"

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from apportion.device.runtimes import Step
-from apportion.device.target import Target, int8_saturates
+from apportion.device.target import Target
 from apportion.errors import TargetError
+from apportion.models.processor import int8_saturates
 
 MODEL = "model.onnx"
 INT8 = "int8.onnx"

@@ -98,20 +98,22 @@ class Bench:
         read = [read_output(network, tuple(outputs), batch) for outputs, batch in zip(found, batches, strict=True)]
         return meter.score(torch.cat(read)[: len(examples)], network.readout)
 
-    def session(self, folder: Path, clear: Callable[[Session], bool]) -> Session:
+    def session(self, folder: Path, clear: Callable[[Session], bool], over: Callable[[Session], bool]) -> Session:
         """The measurements of the model in a folder beside the original; taken once per content."""
         what = {"run": self.run, "what": "check", "model": folder_digest(folder)}
-        return Session.from_json(self.store.get_or_make(what, lambda: self.measure(folder, clear).to_json()))
+        return Session.from_json(self.store.get_or_make(what, lambda: self.measure(folder, clear, over).to_json()))
 
     def measure(
         self,
         folder: Path,
         clear: Callable[[Session], bool] = lambda session: True,
+        over: Callable[[Session], bool] = lambda session: False,
         artefact: Path | None = None,
     ) -> Session:
         """A saved model, or what was built of it, against the original, side by side in several fresh processes.
 
-        Processes are added, to at most three times as many, while the session is not ``clear`` about the budget.
+        Two are enough where they say that it is far ``over`` the budget. Processes are added, to at most three times as
+        many, while the session is not ``clear`` about it.
         """
         candidates = [self.original, self.candidate(folder, artefact)]
 
@@ -119,7 +121,11 @@ class Bench:
             found = measure(candidates, self.target, self.shape, processes=processes, seconds=1.5, before=before)
             return found.require()
 
-        session = more(self.config.processes)
+        session = more(min(2, self.config.processes))
+        if over(session):
+            return session
+        if self.config.processes > 2:
+            session = session.plus(more(self.config.processes - 2, before=2))
         while not clear(session) and (done := session.conditions["processes"]) < 3 * self.config.processes:
             session = session.plus(more(1, before=done))
         return session

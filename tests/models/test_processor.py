@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from apportion.device import target
+from apportion.models import processor
 
 
 @pytest.mark.parametrize(
@@ -23,5 +23,5 @@ from apportion.device import target
 )
 def test_int8_saturates_on_x86_without_the_instruction_for_it(monkeypatch, system, flags, saturates):
     monkeypatch.setattr(platform, "machine", lambda: system)
-    monkeypatch.setattr(target, "_cpuinfo", lambda key: flags if key == "flags" else "")
-    assert target.int8_saturates() is saturates
+    monkeypatch.setattr(processor, "_cpuinfo", lambda key: flags if key == "flags" else "")
+    assert processor.int8_saturates() is saturates

@@ -31,6 +31,12 @@ def config_of(folder, **changes):
     )
 
 
+def quicker(patch):
+    """Units are ordered and depths settled on few episodes."""
+    patch.setattr("apportion.methods.adapt.adapt.NUM_ORDER", 2)
+    patch.setattr("apportion.methods.adapt.train._few", lambda config: 1)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run of a few steps, with a profile by counted operations in place of a measured one."""
@@ -39,7 +45,7 @@ def trained(tmp_path_factory):
     parts = Parts.of(network, Partition.of(network))
     profile_of(parts, "torch-cpu-1t", quantile=0.2).save(folder / "p.json")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("apportion.methods.adapt.adapt.NUM_ORDER", 2)
+        quicker(patch)
         assert adapt(config_of(folder), folder / "run")["steps"] == 3
     return folder
 
@@ -90,7 +96,7 @@ def test_other_heads_are_fitted_saved_and_read_back(trained, support, head):
 def test_a_killed_run_goes_on_and_a_finished_one_is_not_run_again(trained, monkeypatch):
     other = trained / "resumed"
     monkeypatch.setattr("apportion.methods.adapt.adapt.SAVE_SECONDS", 0.0)
-    monkeypatch.setattr("apportion.methods.adapt.adapt.NUM_ORDER", 2)
+    quicker(monkeypatch)
     step = Trainer.step
 
     def dies(self, number):

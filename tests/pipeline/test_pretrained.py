@@ -1,4 +1,4 @@
-"""A real pretrained model from the command to its certificate, in a file of its own so that one worker takes it."""
+"""A real pretrained model fitted to its certificate, in a file of its own so that one worker takes it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import json
 
 import pytest
 
+from apportion.methods.compress.fit import fit
+from apportion.methods.compress.rundir import FitConfig
 from apportion.tasks.texts import demo_texts
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("minilm_installed")
 def test_a_pretrained_model_is_fitted_to_a_latency_measured_in_fresh_processes(apportion, tmp_path):
-    (tmp_path / "texts.txt").write_text("\n".join(demo_texts()[:80]))  # few, so that every move is judged quickly
-    asked = ("--budget", "latency<=70%", "--rungs", 1, "--data", "texts.txt", "--rules", "prune,repair")
-    asked += ("--repair-steps", 20, "--seed", 1)
-    result = apportion.json("fit", "minilm", *asked, "-o", "run")
+    texts, run = tmp_path / "texts.txt", tmp_path / "run"
+    texts.write_text("\n".join(demo_texts()[:80]))  # few, so that every move is judged quickly
+    asked = {"budget": "latency<=70%", "rungs": 1, "rules": "prune,repair", "repair_steps": 20, "seed": 1}
+    result = fit(FitConfig(model="minilm", data=str(texts), processes=4, **asked), run)
     assert set(result) >= {"budget", "baseline", "final", "quality_before", "quality_after", "met", "run"}
     assert result["outcome"] in ("met", "budget violation")  # the second only on a machine too busy to tell
-    certificate = tmp_path / "run" / "certificate.json"
+    certificate = run / "certificate.json"
     assert certificate.is_file() == result["met"]
     if result["met"]:
         told = json.loads(certificate.read_text())

@@ -1,0 +1,48 @@
+"""How many processes a check takes: two where it is far over, those asked for, more while it is not clear."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from apportion.device.measure import Session, Timing
+from apportion.methods.compress import bench
+from apportion.methods.compress.bench import Bench
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Runs a check whose model takes so many milliseconds in every process; returns the processes it took."""
+    asked = []
+
+    def measure(candidates, target, shape, *, processes, seconds, before):
+        asked.append((processes, before))
+        timing = Timing(median_ms=candidates[1], stderr_ms=0.1, mad_ms=0.1, p95_ms=candidates[1], count=9)
+        conditions = {"processes": processes, "tight": True, "wall_per_cpu": 1.0, "load": 0.0, "steal_ratio": 0.0}
+        return Session({"final": (timing,) * processes}, conditions, {})
+
+    def run(model_ms, processes, **options):
+        asked.clear()
+        config = SimpleNamespace(processes=processes)
+        stand = SimpleNamespace(original=None, candidate=lambda *_: model_ms, target=None, shape=None, config=config)
+        session = Bench.measure(stand, None, over=lambda session: session.latency("final").value > 10, **options)
+        return len(session.timings["final"]), asked
+
+    monkeypatch.setattr(bench, "measure", measure)
+    return run
+
+
+def test_two_processes_are_enough_for_what_is_far_over(measured):
+    assert measured(11.0, 6) == (2, [(2, 0)])
+
+
+@pytest.mark.parametrize(("processes", "asked"), [(6, [(2, 0), (4, 2)]), (2, [(2, 0)]), (1, [(1, 0)])])
+def test_others_take_as_many_as_asked_for_and_keep_turning_the_order(measured, processes, asked):
+    assert measured(9.0, processes) == (processes, asked)
+
+
+def test_an_unclear_check_takes_one_more_at_a_time_up_to_three_times_as_many(measured):
+    count, asked = measured(9.0, 4, clear=lambda session: False)
+    assert count == 12
+    assert asked == [(2, 0), (2, 2), *((1, before) for before in range(4, 12))]

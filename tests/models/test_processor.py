@@ -1,4 +1,4 @@
-"""What a processor's flags say about sums of int8 products."""
+"""What a processor's flags say: about sums of int8 products, and which kernels run."""
 
 from __future__ import annotations
 
@@ -25,3 +25,13 @@ def test_int8_saturates_on_x86_without_the_instruction_for_it(monkeypatch, syste
     monkeypatch.setattr(platform, "machine", lambda: system)
     monkeypatch.setattr(processor, "_cpuinfo", lambda key: flags if key == "flags" else "")
     assert processor.int8_saturates() is saturates
+
+
+def test_what_decides_which_kernels_run_is_told_and_nothing_else(monkeypatch):
+    flags = {"flags": "fpu avx2 avx512f avx512_vnni rdtscp"}
+    monkeypatch.setattr(processor, "_cpuinfo", lambda key: flags.get(key, ""))
+    assert processor.instructions() == "avx2 avx512f avx512_vnni"
+    monkeypatch.setattr(processor, "_cpuinfo", lambda key: "fp asimd i8mm" if key == "Features" else "")
+    assert processor.instructions() == "asimd i8mm"
+    monkeypatch.setattr(processor, "_cpuinfo", lambda key: "")
+    assert processor.instructions() == ""

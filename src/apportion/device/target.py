@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from apportion.errors import TargetError
-from apportion.models.processor import processor
+from apportion.models.processor import instructions, processor
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def machine() -> dict[str, object]:
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
+        "instructions": instructions(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }

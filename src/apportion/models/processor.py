@@ -5,10 +5,18 @@ from __future__ import annotations
 import platform
 from functools import cache
 
+_X86 = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+_ARM = ("asimd", "asimddp", "i8mm", "bf16", "sve")
+
 
 def processor() -> str:
     """Its name."""
     return _cpuinfo("model name") or platform.processor() or "unknown"
+
+
+def instructions() -> str:
+    """The instruction sets that decide which kernels run: processors of one name can differ in them."""
+    return " ".join(name for name in (*_X86, *_ARM) if name in _flags())
 
 
 def int8_saturates() -> bool:
@@ -17,7 +25,11 @@ def int8_saturates() -> bool:
     Where the processor's flags can't be read, an x86 one is taken to be without it.
     """
     x86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-    return x86 and not {"avx512_vnni", "avx_vnni"} & set(_cpuinfo("flags").split())
+    return x86 and not {"avx512_vnni", "avx_vnni"} & _flags()
+
+
+def _flags() -> set[str]:
+    return {*_cpuinfo("flags").split(), *_cpuinfo("Features").split()}
 
 
 @cache

@@ -203,9 +203,9 @@ def _from_tensors(network: Network, path: Path, generator: torch.Generator, size
 def _shares(
     count: int, generator: torch.Generator, sizes: tuple[int, int, int, int], max_training: int
 ) -> list[list[int]]:
-    """Rows of the splits: the sizes asked for, of which small data keep a third, and the rest for training.
+    """Rows of the splits: the sizes asked for, and the rest for training, of which small data keep a third.
 
-    The last size is of what the guard has besides the rows to choose on, at most a quarter of that rest.
+    The last size is what the guard has besides the rows to choose on: at most a quarter of that rest.
     """
     if count < 6:
         raise DataError(f"the data hold {count} examples; give at least 6")

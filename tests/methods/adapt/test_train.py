@@ -5,14 +5,13 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from apportion.errors import DataError, TargetError
+from apportion.methods.adapt.depth import sizes_by_depth
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits, order_units, unit_scores
 from apportion.methods.adapt.family import UNSETTLED, Family, FamilyConfig
 from apportion.methods.adapt.folder import AdaptConfig
-from apportion.methods.adapt.train import TrainConfig, Trainer, budget_bin, nested_path
+from apportion.methods.adapt.train import TrainConfig, Trainer, budget_bin, module_values
 
 
 def trainer_of(tiny, steps=6, **options):
@@ -157,7 +156,7 @@ def test_images_are_varied_and_texts_are_not():
     asked = AdaptConfig(model="minilm", tasks="text", targets=("ort-cpu-1t",))
     assert asked.training().vary == asked.training().hold == 0
     assert asked.training(images=True).vary > 0
-    with pytest.raises(DataError, match="share of the episodes"):
+    with pytest.raises(DataError, match="is not a share"):
         TrainConfig(vary=1.5)
 
 
@@ -172,39 +171,24 @@ def test_an_unknown_target_is_refused_before_anything_is_written():
         AdaptConfig(model="minilm", tasks="text", targets=("ort-cpu-1t", "ort-cpu-9q"))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**31 - 1))
-def test_the_nested_path_is_the_best_of_all_nested_ones(seed):
-    rng = np.random.default_rng(seed)
-    start_KTL = np.sort(rng.random((4, 3, 2), dtype=np.float32), axis=0)  # keeping one start is always nested
-    loss_KT = rng.random((4, 3))
-    path = nested_path(start_KTL, loss_KT)
-
-    def nested(path):
-        return all((start_KTL[k][a] <= start_KTL[k + 1][b] + 1e-5).all() for k, (a, b) in enumerate(pairwise(path)))
-
-    best = min(sum(loss_KT[range(4), p]) for p in product(range(3), repeat=4) if nested(p))
-    assert nested(path)
-    assert loss_KT[range(4), path].sum() == pytest.approx(best)
-
-
-def test_the_last_step_settles_depths_that_lose_least(tiny):
-    trainer = trainer_of(tiny, steps=20, rate=2e-3)
-    for number in range(19):
-        trainer.step(number)
+def test_depths_are_settled_on_the_nested_path_that_loses_least(tiny):
+    trainer = trainer_of(tiny, steps=20, rate=2e-3, settle=0.9)
+    for number in range(18):
+        assert "depths" not in trainer.step(number)
     family, clock = trainer.family, tiny.clocks[0]
     assert (family.depth_KJ == UNSETTLED).all()
-    rows = trainer.step(19)["depths"]
+    rows = trainer.settle(num_episodes=4)
     assert (family.depth_KJ[-1] == UNSETTLED).all()
     episodes = [tiny.sampler.episode(20 * 3 + number) for number in range(4)]
-    ones_G, several = torch.ones(family.groups.count), 0
+    ones_G, judged = torch.ones(family.groups.count), []
     for rho in family.knots[:-1]:
         with torch.no_grad():
             means = [frozen_means(tiny.pools[episode.domain], episode) for episode in episodes]
             mixtures = [family.plan(mean_WF, rho, clock.name).alpha_M for mean_WF in means]
             wholes = [family.plan(mean_WF, 1.0, clock.name).alpha_M for mean_WF in means]
+            value_L = module_values(trainer.value_BL, rho, family.floor)
             loss_of = {}
-            for depth, sizes in trainer._depths(torch.stack(mixtures).mean(0), rho, clock).items():
+            for depth, sizes in sizes_by_depth(family, torch.stack(mixtures).mean(0), rho, clock, value_L).items():
                 loss_of[depth] = 0.0
                 for episode, alpha_M, whole_M in zip(episodes, mixtures, wholes, strict=True):
                     pool = tiny.pools[episode.domain]
@@ -213,11 +197,28 @@ def test_the_last_step_settles_depths_that_lose_least(tiny):
                     label_Q = torch.from_numpy(episode.query.label_N)
                     answers = torch.nn.functional.cross_entropy(logits(family, episode, feature_NF), label_Q)
                     loss_of[depth] += float(answers + trainer._unlike(episode, feature_NF, whole_NF))
-        several += len(loss_of) > 1
         told = {row["depth"]: row["loss"] + row["unlike"] for row in rows if row["rho"] == round(rho, 4)}
         assert told == pytest.approx({depth: loss / len(episodes) for depth, loss in loss_of.items()}, abs=2e-4)
-        assert loss_of[family.depth(rho)] == pytest.approx(min(loss_of.values()))
-    assert several >= 3
+        judged.append(loss_of)
+    assert sum(len(loss_of) > 1 for loss_of in judged) >= 3
+    nested = [path for path in product(*judged) if all(a <= b for a, b in pairwise(path))]
+    best = min(sum(loss_of[d] for loss_of, d in zip(judged, path, strict=True)) for path in nested)
+    settled = [family.depth(rho) for rho in family.knots[:-1]]
+    assert sum(loss_of[d] for loss_of, d in zip(judged, settled, strict=True)) == pytest.approx(best)
+
+
+def test_slices_have_the_settled_depth_from_the_step_that_settles_it(tiny):
+    trainer = trainer_of(tiny, steps=10, settle=0.5)
+    for number in range(5):
+        trainer.step(number)
+    assert trainer.step(5)["depths"]
+    family, clock = trainer.family, tiny.clocks[0]
+    (place,) = family.block_places
+    plan = family.plan_with(torch.full((4,), 0.25), 0.5, clock.name)
+    wanted_L = trainer._wanted(6, plan, 0.5, clock.name, torch.Generator())
+    assert (round(wanted_L[place].item() * 3),) == family.depth(0.5)
+    assert wanted_L.requires_grad
+    assert clock.relaxed_upper_ms(wanted_L.detach()) == pytest.approx(0.5 * clock.whole_ms, rel=0.01)
 
 
 def test_a_slice_that_is_the_whole_network_has_nothing_to_learn_from_it(tiny):

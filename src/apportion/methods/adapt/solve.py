@@ -28,7 +28,7 @@ from apportion.methods.adapt.family import Family
 
 NUM_STEPS = 12
 RATE = 0.5
-_HALVINGS = 16
+_CLOSE = 1e-4  # two places on the path of the policy that are one
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,11 +124,12 @@ def along_path(
         return fraction_L
 
     low, high = family.floor, 1.0
-    if clock.relaxed_upper_ms(fractions(high)) <= budget_ms:
-        return fractions(high)
-    for _ in range(_HALVINGS):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if clock.relaxed_upper_ms(fractions(middle)) <= budget_ms else (low, middle)
+    with torch.no_grad():
+        if clock.relaxed_upper_ms(fractions(high)) <= budget_ms:
+            low = high
+        while low < high * (1 - _CLOSE):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if clock.relaxed_upper_ms(fractions(middle)) <= budget_ms else (low, middle)
     return fractions(low)
 
 

@@ -10,7 +10,8 @@ episode twice: whole, and at a budget drawn for it, which learns from the labels
 
 A policy that is learned starts by looking: the first share of the steps runs sizes that give width or depth in
 different proportions, and the policy begins with the nested path through these that was best over all budgets. Blocks
-are few, so at the end their number is settled for every budget by judging all that it allows (eq. A17).
+are few and a step of them is large: after a share of the steps all depths that a budget allows are judged (eq. A17),
+and the rest of the training runs slices of the best.
 """
 
 from __future__ import annotations
@@ -23,25 +24,23 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from apportion.errors import DataError
-from apportion.methods.adapt.clock import Clock, spread_start
+from apportion.methods.adapt.clock import spread_start
+from apportion.methods.adapt.depth import Depth, every_depth, nested_depths, nested_path, sizes_by_depth
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
 from apportion.methods.adapt.family import UNSETTLED, Family, Plan
 from apportion.methods.adapt.pool import Pool
-from apportion.methods.adapt.solve import round_to_budget, sizes_at
+from apportion.methods.adapt.solve import along_path, round_to_budget
 from apportion.methods.adapt.variation import varied
-from apportion.models.partition import Module
 from apportion.numerics.multipliers import Multipliers
 from apportion.numerics.robust import GroupWeights, cvar_weights, kl_weights
 from apportion.tasks.episode import Episode, Sampler
 from apportion.tasks.heads import cosines
 
 NUM_BINS = 8
-LEAST_USE = 0.85  # of a budget; depths that leave more of it are too shallow for it
 DEPTHS = (0.0, 0.15, 0.3, 0.5, 0.7, 0.85, 1.0)
 Objective = Literal["mean", "cvar", "group", "kl"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
@@ -62,9 +61,9 @@ class TrainConfig:
     average (``benchmarks/adapt_theory``), so it is off.
 
     Without ``slices`` the whole network alone is trained; ``look`` is the share of the steps before a learned policy
-    begins. ``capacity`` is the most that the open delta gates may be of the groups kept; ``objective`` with ``beta`` is
-    the mean, the tail mean of the worst ``1 - beta``, the worst domain, or the worst case within a divergence of
-    ``beta``.
+    begins, ``settle`` the share after which depths are settled. ``capacity`` is the most that the open delta gates may
+    be of the groups kept; ``objective`` with ``beta`` is the mean, the tail mean of the worst ``1 - beta``, the worst
+    domain, or the worst case within a divergence of ``beta``.
     """
 
     steps: int = 2000
@@ -81,6 +80,7 @@ class TrainConfig:
     even: float = 0.1
     slices: bool = True
     look: float = 0.2
+    settle: float = 0.6
     capacity: float = 0.9
     price_rate: float = 1.0
     max_price: float = 20.0
@@ -99,8 +99,9 @@ class TrainConfig:
             )
         if self.objective not in OBJECTIVES:
             raise DataError(f"objective {self.objective!r} is not known; possible are {', '.join(OBJECTIVES)}")
-        if not 0 <= self.vary <= 1:
-            raise DataError(f"vary {self.vary:g} is not a share of the episodes; give one from 0 to 1")
+        for name in ("vary", "look", "settle"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise DataError(f"{name} {getattr(self, name):g} is not a share; give one from 0 to 1")
         if not 0 < self.capacity <= 1:
             raise DataError(f"capacity {self.capacity:g} is not possible; give a share above 0 and at most 1")
 
@@ -138,6 +139,8 @@ class Trainer:
         self.large, self.small = large, small
         learned = family.config.allocation == "learned" and config.slices
         self.num_look = int(config.look * config.steps) if learned else 0
+        self.settles = config.slices and family.config.allocation != "fixed"
+        self.num_settle = max(self.num_look, min(int(config.settle * config.steps), config.steps - 1))
         if self.num_look:
             clocks = [*family.clocks.values()]
             self.starts_TKL = torch.stack([spread_start(clocks, family.knots, depth) for depth in DEPTHS])
@@ -147,6 +150,7 @@ class Trainer:
         config = self.config
         if number == self.num_look > 0:
             self.family.policy.begin(self.best_start(num_episodes=_few(config)))
+        judged = self.settle(num_episodes=_few(config)) if self.settles and number == self.num_settle else []
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + number)
         for group in self.optimiser.param_groups:
             group["lr"] = group["base"] * schedule(number, config)
@@ -168,9 +172,7 @@ class Trainer:
         if math.isfinite(slope + small_slope):
             self.optimiser.step()
         row = self._row(number, runs, slope, small_slope, float(open_share.detach()))
-        if number == config.steps - 1 and config.slices and self.family.config.allocation != "fixed":
-            row["depths"] = self.settle(num_episodes=_few(config))
-        return row
+        return row | ({"depths": judged} if judged else {})
 
     def _run(self, number: int, place: int, generator: torch.Generator) -> _Run:
         config, family = self.config, self.family
@@ -186,7 +188,7 @@ class Trainer:
         whole_NF = episode_features(family, pool, episode, family.gates(whole.alpha_M, generator), ones_G)
         whole_QW = logits(family, episode, whole_NF)
         plan = family.plan(mean_WF, rho, name)
-        wanted_L = self._tried(rho, generator) if number < self.num_look else plan.fraction_L.clone()
+        wanted_L = self._wanted(number, plan, rho, name, generator)
         if not wanted_L.requires_grad:
             wanted_L.requires_grad_(True)
         wanted_L.retain_grad()
@@ -244,6 +246,16 @@ class Trainer:
         loss = functional.cross_entropy(logits(self.family, episode, slice_NF), label_Q)
         return float(loss), float(self._unlike(episode, slice_NF, whole_NF))
 
+    def _wanted(self, number: int, plan: Plan, rho: float, name: str, generator: torch.Generator) -> Tensor:
+        """The fractions that a slice runs with: tried ones, then the policy's, then these at the settled depth."""
+        if number < self.num_look:
+            return self._tried(rho, generator)
+        depth = self.family.depth(rho)
+        if depth is None:
+            return plan.fraction_L.clone()
+        clock = self.family.clocks[name]
+        return along_path(self.family, plan.alpha_M, clock, rho * clock.whole_ms, name, depth)
+
     def _tried(self, rho: float, generator: torch.Generator) -> Tensor:
         """Fractions somewhere between two neighbouring proportions of width and depth, at a budget."""
         place = float(torch.rand((), generator=generator)) * (len(DEPTHS) - 1)
@@ -286,19 +298,22 @@ class Trainer:
 
     @torch.no_grad()
     def settle(self, num_episodes: int) -> list[dict[str, Any]]:
-        r"""Settles how many blocks every budget keeps, by judging all that it allows (eq. A17); returns all judged.
+        r"""Settles how many blocks every budget keeps, by judging all depths that it allows (eq. A17).
 
-        .. math:: d(\rho) = \arg\min_d \; \hat{\mathbb E} \, \mathcal L(s(d)), \qquad
-            \overline{\mathrm{Lat}}(s(d)) \le \rho \, \mathrm{Lat}_0
+        .. math:: d = \arg\min_{d(\rho_1) \le \dots \le d(\rho_K)} \sum_k \hat{\mathbb E} \, \mathcal L(s(d(\rho_k))),
+            \qquad \overline{\mathrm{Lat}}(s(d(\rho))) \le \rho \, \mathrm{Lat}_0
 
         :math:`s(d)` has :math:`d` blocks and the widths of the policy's path that fill the budget on the first device.
-        Sizes without a settled depth are among those judged, on training episodes that come after the last step.
+        Episodes are training ones that come after the last step.
+
+        Returns:
+            What every depth lost at every budget.
         """
         family, first = self.family, self.config.steps * self.config.episodes
-        family.depth_KJ.fill_(UNSETTLED)
         generator = torch.Generator().manual_seed(self.config.seed)
         drawn = [self._drawn(first + number, generator) for number in range(num_episodes)]
         clock, ones_G = family.clocks[self.names[0]], torch.ones(family.groups.count)
+        learned = family.config.allocation == "learned"
         mean_of = [frozen_means(pool, episode) for pool, episode in drawn]
 
         def features(place: int, alpha_M: Tensor, keep_G: Tensor) -> Tensor:
@@ -306,43 +321,25 @@ class Trainer:
 
         wholes = [features(i, family.plan(mean_of[i], 1.0, clock.name).alpha_M, ones_G) for i in range(num_episodes)]
         rows: list[dict[str, Any]] = []
-        for knot, rho in enumerate(family.knots[:-1]):
+        judged: list[dict[Depth, float]] = []
+        for rho in family.knots[:-1]:
             alpha_EM = torch.stack([family.plan(mean_WF, rho, clock.name).alpha_M for mean_WF in mean_of])
-            best = math.inf
-            for depth, sizes in self._depths(alpha_EM.mean(0), rho, clock).items():
+            value_L = module_values(self.value_BL, rho, family.floor) if learned else None
+            judged.append({})
+            for depth, sizes in sizes_by_depth(family, alpha_EM.mean(0), rho, clock, value_L).items():
                 keep_G = family.keep_of(sizes)
-                judged_E2 = np.array(
+                loss, unlike = np.mean(
                     [
                         self._judged(episode, features(place, alpha_EM[place], keep_G), wholes[place])
                         for place, (_, episode) in enumerate(drawn)
-                    ]
-                )
-                loss, unlike = judged_E2.mean(0).tolist()
+                    ],
+                    axis=0,
+                ).tolist()
                 rows.append({"rho": round(rho, 4), "depth": depth, "loss": round(loss, 4), "unlike": round(unlike, 4)})
-                if loss + unlike < best:
-                    best = loss + unlike
-                    family.depth_KJ[knot] = torch.tensor(UNSETTLED if depth is None else depth)
+                judged[-1][depth] = loss + unlike
+        for knot, settled in enumerate(nested_depths(every_depth(family), judged) if rows else ()):
+            family.depth_KJ[knot] = torch.tensor(UNSETTLED if settled is None else settled)
         return rows
-
-    def _depths(self, alpha_M: Tensor, rho: float, clock: Clock) -> dict[tuple[int, ...] | None, dict[str, int]]:
-        """Sizes that keep a budget and use it, all different, by depth; under None those with none settled.
-
-        Where blocks come in several sequences, these are as deep as each other, in proportion.
-        """
-        family, modules = self.family, list(self.family.partition)
-        learned = family.config.allocation == "learned"
-        value_L = module_values(self.value_BL, rho, family.floor) if learned else None
-        blocks = [modules[place] for place in family.block_places]
-        longest = max(blocks, key=lambda module: module.num_units, default=None)
-        shares = [] if longest is None else [size / longest.num_units for size in longest.sizes()]
-        depths = [None, *(tuple(_nearest(module, share) for module in blocks) for share in shares)]
-        found: dict[tuple[int, ...] | None, dict[str, int]] = {}
-        for depth in dict.fromkeys(depths):
-            sizes = sizes_at(family, alpha_M, rho * clock.whole_ms, clock, value_L, depth=depth)
-            used = 0.0 if sizes is None else clock.upper_ms(sizes) / (rho * clock.whole_ms)
-            if sizes is not None and sizes not in found.values() and (depth is None or used >= LEAST_USE):
-                found[depth] = sizes
-        return found
 
     def _weights(self, runs: list[_Run]) -> np.ndarray:
         loss_E = np.array([run.slice_loss for run in runs])
@@ -446,10 +443,6 @@ class _Run:
     open_share: Tensor
 
 
-def _nearest(module: Module, fraction: float) -> int:
-    return min(module.sizes(), key=lambda size: abs(size - fraction * module.num_units))
-
-
 def _few(config: TrainConfig) -> int:
     """How many episodes a choice at the policy's beginning or end is judged on."""
     return max(4, min(16, config.steps // 25))
@@ -461,20 +454,6 @@ def schedule(number: int, config: TrainConfig) -> float:
         return (number + 1) / config.warmup
     share = (number - config.warmup) / max(1, config.steps - config.warmup)
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
-
-
-def nested_path(start_KTL: NDArray[np.float32], loss_KT: NDArray[np.float64]) -> list[int]:
-    """One start for every knot, none with less of a module than the one before, of least loss in all."""
-    total_T, came = loss_KT[0], []
-    for knot in range(1, len(loss_KT)):
-        inside_TT = (start_KTL[knot - 1][:, None] <= start_KTL[knot][None] + 1e-5).all(-1)
-        reached_TT = np.where(inside_TT, total_T[:, None], np.inf)
-        came.append(reached_TT.argmin(0))
-        total_T = reached_TT.min(0) + loss_KT[knot]
-    path = [int(total_T.argmin())]
-    for before_T in reversed(came):
-        path.append(int(before_T[path[-1]]))
-    return path[::-1]
 
 
 def budget_bin(rho: float, floor: float) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-import torch
 import transformers
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndNoAttention
@@ -111,7 +110,7 @@ class EfficientNetLiteModel(transformers.PreTrainedModel):
         x_NCHW = self.head(x_NCHW)
         return BaseModelOutputWithPoolingAndNoAttention(
             last_hidden_state=x_NCHW,
-            pooler_output=torch.mean(x_NCHW, dim=(2, 3)),  # type: ignore[arg-type]
+            pooler_output=cast(Any, x_NCHW.mean(dim=(2, 3))),  # declared in ways that differ between versions
         )
 
 

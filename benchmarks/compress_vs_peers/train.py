@@ -1,9 +1,9 @@
 """Trains the image networks of the comparison, on the training part of the tools' images alone.
 
-    .venv/bin/python benchmarks/compress_vs_peers/train.py [resnet20] [mobilenetv2]
+    .venv/bin/python benchmarks/compress_vs_peers/train.py [resnet20] [mobilenetv2] [resnet20_guarded]
 
 Takes about ten seconds each on a GPU, twenty minutes on two cores; the weights that the benchmark uses are in
-``weights``, in half precision.
+``weights``, in half precision. A ``_guarded`` one does without the images that ``fit --quality-floor`` guards with.
 """
 
 from __future__ import annotations
@@ -61,11 +61,12 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for name in sys.argv[1:] or ("resnet20", "mobilenetv2"):
         torch.manual_seed(0)
-        module = {"resnet20": networks.ResNet20, "mobilenetv2": networks.MobileNetV2}[name]()
+        kind, _, guarded = name.partition("_")
+        module = {"resnet20": networks.ResNet20, "mobilenetv2": networks.MobileNetV2}[kind]()
         inputs = {"pixel_values": torch.zeros(1, 3, networks.SIDE, networks.SIDE)}
         network = Network(module=module, inputs=inputs, origin=Origin(ref=name), readout="logits")
         data = str(tools_zip(Path("build/compress_vs_peers/fashion.zip")))
-        training = load_splits(network, data, seed=0).training
+        training = load_splits(network, data, seed=0, guard=bool(guarded)).training
         pixel_NCHW = torch.cat([batch["pixel_values"] for batch in training.batches])
         trained = train(module, pixel_NCHW, training.label_N, device)
         networks.WEIGHTS.mkdir(exist_ok=True)

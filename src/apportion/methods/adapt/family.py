@@ -75,7 +75,7 @@ class Family(nn.Module):
     """All that is learned. The network itself is frozen and not among its parameters.
 
     The delta lives where the network does; policy, router and gates are small and stay on the CPU. ``depth_KJ`` is how
-    many blocks a budget at each knot keeps of each of J sequences of blocks, where the end of training settled it.
+    many blocks a budget at each knot keeps of each of J sequences of blocks, where training settled it.
     """
 
     depth_KJ: Tensor

@@ -1,7 +1,7 @@
 r"""The test-time solver: routing and sizes for one support set and budget, without a gradient through the network.
 
-Sizes come from the policy, where the bound of its path is the budget on the device at hand, with as many blocks as the
-end of training settled; on a device that was not trained for they are priced anew; and they are rounded so that the
+Sizes come from the policy, where the bound of its path is the budget on the device at hand, with as many blocks as
+training settled; on a device that was not trained for they are priced anew; and they are rounded so that the
 bound keeps the budget:
 
 .. math:: \max_s \sum_\ell v_\ell \bar s_\ell \log s_\ell \quad \text{s.t. } \widehat{\mathrm{Lat}}(s) \le B

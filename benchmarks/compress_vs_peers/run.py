@@ -53,7 +53,8 @@ class Pair:
         point = Point(tool=tool, name=name, artefact=str(artefact), seconds=round(seconds, 1), promised=promised)
         point = judged(point, self.case, self.target)
         mine = {one.tool for one in (*self.points, point)}
-        beside = [one for one in read(self.path) if one.tool not in mine]  # made by another process meanwhile
+        saved = (one for one in read(self.path) if Path(one.artefact).is_dir())
+        beside = [one for one in saved if one.tool not in mine]  # made by another process meanwhile
         self.points = [*self.points, *beside, point]
         save(self.points, self.path)
         print(f"  {self.case.name} on {self.target.name}: {tool} {name}: {point.accuracy:.3f}", flush=True)

@@ -444,7 +444,7 @@ class _Run:
 
 
 def _few(config: TrainConfig) -> int:
-    """How many episodes a choice at the policy's beginning or end is judged on."""
+    """How many episodes a choice of starts or of depths is judged on."""
     return max(4, min(16, config.steps // 25))
 
 

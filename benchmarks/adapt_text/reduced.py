@@ -1,6 +1,6 @@
 """The reduced setting: learning to adapt and specialising on two cores, by the commands.
 
-    .venv/bin/python benchmarks/adapt_text/reduced.py [--steps 60] [--out build/adapt_reduced]
+    .venv/bin/python benchmarks/adapt_text/reduced.py [--steps 30] [--out build/adapt_reduced]
 
 Calibrates MiniLM on one target, trains a little, makes models of six tasks at two budgets and verifies each in fresh
 processes. Beside their accuracy on queries that of the frozen network, whole, by class means of the same examples. The
@@ -37,7 +37,7 @@ NUM_TASKS = 3  # of ID and of OOD each
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--out", type=Path, default=HERE.parents[1] / "build" / "adapt_reduced")
     args = parser.parse_args()
     summary, began = Summary(HERE), time.perf_counter()

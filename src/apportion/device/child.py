@@ -93,13 +93,13 @@ def _answer(job: dict[str, Any], target: Any) -> dict[str, Any]:
     import numpy
     from safetensors.numpy import load_file, save_file
 
-    from apportion.device.runtimes import runtime_of
+    from apportion.device.runtimes import graph_name, runtime_of
 
     step = runtime_of(target).open(Path(job["artefact"]), target)
     batches: dict[str, dict[str, Any]] = {}
     for name, array in load_file(job["given"]).items():
         number, _, key = name.partition(".")
-        batches.setdefault(number, {})[f"input_{key}" if key.isdigit() else key] = array
+        batches.setdefault(number, {})[graph_name(key)] = array
     found = {}
     for number, batch in batches.items():
         for place, output in enumerate(step(batch)):

@@ -35,6 +35,7 @@ FAMILIES = {
     "executorch": Family("executorch", "fp32", "ExecuTorch with XNNPACK"),
 }
 ON_CUDA = ("torch", "compile")
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class Target:
         """Variables that a process on this target runs under."""
         threads = str(self.threads)
         fixed = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENVINO_TELEMETRY": "0"}
-        return fixed | ({"ONEDNN_MAX_CPU_ISA": self.isa} if self.isa else {})
+        return fixed | ({ISA_VARIABLE: self.isa} if self.isa else {})
 
     @property
     def identity(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 import torch
@@ -10,12 +11,17 @@ import torch
 from apportion.core.budget import Budget
 from apportion.core.certificate import Certificate
 from apportion.core.meter import Reading
+from apportion.device.answers import build
+from apportion.device.measure import Candidate, Shape
+from apportion.device.target import find_target
 from apportion.errors import ApportionError, InfeasibleError
+from apportion.methods.compress.bench import model_files
 from apportion.methods.compress.ladder import Ladder, retarget, serve_ladder
 from apportion.methods.compress.rundir import FitConfig, RunDir
 from apportion.models.cut import slice_network
 from apportion.models.load import load
 from apportion.models.partition import Partition
+from apportion.models.safefile import file_digest, folder_digest
 from apportion.models.save import save
 
 CNN = "tests.factories:small_cnn"
@@ -23,17 +29,18 @@ MS = {1: 8.0, 2: 6.0, 3: 4.0}
 QUALITY = {1: 0.98, 2: 0.95, 3: 0.90}
 
 
-def certificate(latency_ms, quality):
-    budget = Budget.parse(f"latency<={latency_ms}ms@torch-cpu-1t")
+def certificate(model, latency_ms, quality, target="torch-cpu-1t", files=None, isa=None):
+    budget = Budget.parse(f"latency<={latency_ms}ms@{target}")
     return Certificate(
         asked=str(budget),
         budget=budget,
-        baseline={"latency@torch-cpu-1t": Reading(value=10.0, unit="ms")},
-        measured={"latency@torch-cpu-1t": Reading(value=latency_ms, unit="ms", stderr=0.01)},
+        baseline={f"latency@{target}": Reading(value=10.0, unit="ms")},
+        measured={f"latency@{target}": Reading(value=latency_ms, unit="ms", stderr=0.01)},
         quality={"before": Reading(value=1.0, unit="ratio"), "after": Reading(value=quality, unit="ratio")},
-        artefact="",
-        target="torch-cpu-1t",
-        conditions={},
+        artefact=folder_digest(model),
+        target=target,
+        files={"model.safetensors": file_digest(model / "model.safetensors")} if files is None else files,
+        conditions={"isa": isa},
         measured_at="2026-01-01T00:00:00+00:00",
         confidence=0.95,
         z=1.0,
@@ -51,7 +58,7 @@ def run(tmp_path):
     for rung, ms in MS.items():
         keep = partition.keep({module.name: module.sizes()[-rung]})
         save(slice_network(network, partition, keep), rundir.rung(rung).model)
-        rundir.rung(rung).write("certificate.json", certificate(ms, QUALITY[rung]).to_json())
+        rundir.rung(rung).write("certificate.json", certificate(rundir.rung(rung).model, ms, QUALITY[rung]).to_json())
     rundir.use(3)
     return rundir.path
 
@@ -120,3 +127,63 @@ def test_a_served_ladder_says_when_even_its_last_rung_is_too_slow(run):
     assert serve.retarget(None) == 1
     assert serve.within_budget
     assert serve.retarget("70%") == 2
+
+
+def on_runtime(run, target):
+    """The same rungs, as certified on a graph runtime."""
+    rundir = RunDir(run)
+    for rung, ms in MS.items():
+        folder = rundir.rung(rung)
+        candidate = Candidate(name=str(rung), ref=str(folder.model), factory=CNN)
+        shutil.copytree(build(candidate, find_target(target), Shape()), folder.artefact)
+        files = {path.name: file_digest(path) for path in model_files(folder.artefact)}
+        folder.write("certificate.json", certificate(folder.model, ms, QUALITY[rung], target, files).to_json())
+    return rundir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["ort-cpu-1t", "openvino-cpu-1t"])
+def test_served_on_a_graph_runtime_are_the_certified_files(run, target):
+    rundir = on_runtime(run, target)
+    serve = serve_ladder(run, factory=CNN)
+    inputs = dict(load(CNN).inputs)
+    for budget, rung in (("9ms", 1), ("4.5ms", 3)):
+        serve.retarget(budget)
+        (found,) = serve(inputs)
+        expected = load(str(rundir.rung(rung).model), factory=CNN).module(*inputs.values())
+        assert serve.rung == rung
+        torch.testing.assert_close(torch.from_numpy(found), expected.detach(), rtol=1e-4, atol=1e-4)
+    file = model_files(rundir.rung(2).artefact)[0]
+    file.write_bytes(file.read_bytes() + b"\0")
+    with pytest.raises(ApportionError, match="does not hold the files that were certified"):
+        serve_ladder(run, factory=CNN)
+
+
+def test_files_measured_under_a_cap_of_instructions_are_served_under_it_only(run, monkeypatch):
+    rundir = RunDir(run)
+    for rung, ms in MS.items():
+        folder = rundir.rung(rung)
+        folder.write("certificate.json", certificate(folder.model, ms, 1.0, "ort-cpu-1t", isa="AVX2").to_json())
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    with pytest.raises(ApportionError, match="ONEDNN_MAX_CPU_ISA=AVX2"):
+        serve_ladder(run, factory=CNN)
+
+
+@pytest.mark.parametrize(
+    ("target", "files", "said"),
+    [
+        ("ort-cpu-1t", {"model.onnx": "0" * 64}, "is gone"),
+        ("compile-cpu-1t", {}, "can't be served"),
+    ],
+)
+def test_what_is_not_as_certified_is_not_served(run, target, files, said):
+    folder = RunDir(run).rung(1)
+    folder.write("certificate.json", certificate(folder.model, 8.0, 0.98, target, files).to_json())
+    with pytest.raises(ApportionError, match=said):
+        serve_ladder(run, factory=CNN)
+
+
+def test_a_model_that_was_changed_is_not_served(run):
+    (RunDir(run).rung(2).model / "more.json").write_text("{}")
+    with pytest.raises(ApportionError, match="not the model that was certified"):
+        serve_ladder(run, factory=CNN)

@@ -1,6 +1,7 @@
 """Runtimes: each builds an artefact from a network and opens it as a step that can be timed.
 
-Only the measuring child imports the runtimes themselves, so that a broken one can't take the run down.
+The measuring child imports the runtimes themselves, so that a broken one can't take the run down; a process that
+serves a certified model opens it here, too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ class Runtime(Protocol):
 
 def runtime_of(target: Target) -> Runtime:
     return importlib.import_module(f"apportion.device.runtimes.{_MODULES[target.runtime]}").RUNTIME
+
+
+def graph_name(name: str) -> str:
+    """What an exported graph calls an input: those without a name of their own are numbered."""
+    return f"input_{name}" if name.isdigit() else name
 
 
 def missing_packages(target: Target) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from apportion.device.runtimes import graph_name
 from apportion.device.runtimes.inputs import save_calibration, save_inputs
 from apportion.device.target import Target
 from apportion.errors import TargetError
@@ -89,7 +90,7 @@ def nodes_in_float(network: Network, nodes: Iterable[str]) -> list[str]:
 
 
 def input_names(network: Network) -> list[str]:
-    return [f"input_{name}" if name.isdigit() else name for name in network.inputs]
+    return [graph_name(name) for name in network.inputs]
 
 
 @contextlib.contextmanager

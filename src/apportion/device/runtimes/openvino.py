@@ -59,10 +59,12 @@ class OpenVino:
         }
         compiled = openvino.Core().compile_model(folder / IR, "CPU", config)
         request = compiled.create_infer_request()
-        inputs = read_inputs(folder, [given.any_name for given in compiled.inputs])
+        names = [given.any_name for given in compiled.inputs]
+        inputs = read_inputs(folder, names)
 
         def step(given: Any = None) -> list[Any]:
-            return list(request.infer(given or inputs, share_inputs=True).values())
+            fed = {name: given[name] for name in names} if given else inputs
+            return list(request.infer(fed, share_inputs=True).values())
 
         return step
 

@@ -45,8 +45,9 @@ class OnnxRuntime:
         options.log_severity_level = 3
         path = folder / (INT8 if (folder / INT8).is_file() else MODEL)
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        inputs = read_inputs(folder, [given.name for given in session.get_inputs()])
-        return lambda given=None: session.run(None, given or inputs)
+        names = [given.name for given in session.get_inputs()]
+        inputs = read_inputs(folder, names)
+        return lambda given=None: session.run(None, {name: given[name] for name in names} if given else inputs)
 
     def _quantise_dynamic(self, folder: Path, prepared: Path, network: Any) -> None:
         """Products with weights in int8, with ranges taken anew from every input."""

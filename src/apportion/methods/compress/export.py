@@ -56,7 +56,7 @@ def export(
     if not rundir.model.is_dir() or folder_digest(rundir.model) != certificate.artefact:
         raise ApportionError(f"{rundir.model} is not the model that was certified; fit it again")
     runtime = certificate.target.partition("-")[0]
-    kept = certified_artefact(rundir, certificate)
+    kept = certified_artefact(rundir.rung_in_use, certificate)
     shape = Shape(batch=config.batch, tokens=config.tokens, seed=config.seed)
     with progress.stage(f"export to {kind}"), whole_folder(out) as draft:
         if kind == "safetensors":

@@ -8,11 +8,13 @@ from typing import Any
 from apportion.core.budget import Budget
 from apportion.core.certificate import Certificate
 from apportion.core.progress import Progress, Silent
+from apportion.device.build import needs_build
 from apportion.device.probe import working_target
+from apportion.device.target import find_target
 from apportion.errors import ApportionError
 from apportion.methods.compress.bench import Bench, latency_limit, model_digest, model_files, read_artefact
 from apportion.methods.compress.judge import load_examples, meter_of
-from apportion.methods.compress.rundir import FitConfig, RunDir, identity
+from apportion.methods.compress.rundir import FitConfig, RunDir, Rung, identity
 from apportion.models.load import is_factory, load
 from apportion.models.safefile import file_digest, folder_digest
 
@@ -24,15 +26,17 @@ def confirm_factory(config: FitConfig, model: str | None) -> None:
         raise ApportionError(f"the run's model comes from the factory {named!r}; confirm it with --model")
 
 
-def certified_artefact(rundir: RunDir, certificate: Certificate) -> Path | None:
-    """The files of the rung in use that its certificate is about; None where the target runs the model itself.
+def certified_artefact(rung: Rung, certificate: Certificate) -> Path | None:
+    """The files of a rung that its certificate is about; None where the target runs the model itself.
 
     Raises:
         ApportionError: they are not the ones that were certified.
     """
-    artefact = rundir.rung_in_use.artefact
+    if not needs_build(find_target(certificate.target)):
+        return None  # its folder has a digest of its own
+    artefact = rung.artefact
     if not artefact.is_dir():
-        return None
+        raise ApportionError(f"{artefact} is gone, which the certificate is about; fit it again")
     if {path.name: file_digest(path) for path in model_files(artefact)} != dict(certificate.files):
         raise ApportionError(f"{artefact} does not hold the files that were certified; fit it again")
     return artefact
@@ -52,7 +56,7 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
     if not rundir.model.is_dir() or folder_digest(rundir.model) != certificate.artefact:
         raise ApportionError(f"{rundir.model} is not the model that was certified; fit it again")
     confirm_factory(config, model)
-    artefact = certified_artefact(rundir, certificate)
+    artefact = certified_artefact(rundir.rung_in_use, certificate)
     with progress.stage("load"):
         original = load(
             config.model, batch=config.batch, tokens=config.tokens, seed=config.seed, factory=config.factory

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from apportion.cost.calibrate import NUM_FIT, anchor_sizes
+from apportion.cost.calibrate import anchor_sizes, num_to_fit
 from apportion.cost.draw import draw_many
 from apportion.cost.parts import Parts
 from apportion.cost.sweep import sweep
@@ -33,24 +33,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--targets", default="torch-cuda,compile-cuda")
     parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--fit", type=int, default=NUM_FIT, help="configurations to fit to, besides the anchors")
     parser.add_argument("--workers", type=int, default=6, help="chunks compiled at a time, before the clock runs")
     args = parser.parse_args()
     for target in args.targets.split(","):
         for name in args.networks.split(","):
             if target.startswith("compile"):
-                warm(name, find_target(target), args.fit, args.workers)
-            measure_pair(name, find_target(target), args.out / f"{target}.{name}.json", fit=False, num_fit=args.fit)
+                warm(name, find_target(target), args.workers)
+            measure_pair(name, find_target(target), args.out / f"{target}.{name}.json", fit=False)
 
 
-def warm(name: str, target: Target, num_fit: int, workers: int) -> None:
+def warm(name: str, target: Target, workers: int) -> None:
     """Compiles everything once, several at a time, so that the sweep finds it in torch's cache on disk."""
     began = time.perf_counter()
     network = load(f"benchmarks.cost_model.networks:{name}")
     parts = Parts.of(network, Partition.of(network))
     drawn = [
         *anchor_sizes(parts.partition).values(),
-        *draw_many(parts, num_fit + NUM_BOUND + NUM_HELD_OUT, seed=0),
+        *draw_many(parts, num_to_fit(parts) + NUM_BOUND + NUM_HELD_OUT, seed=0),
     ]
 
     def one(start: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from apportion.cost.calibrate import NUM_FIT, anchor_sizes, bounding_among, fit_samples
+from apportion.cost.calibrate import anchor_sizes, bounding_among, fit_samples, num_to_fit
 from apportion.cost.draw import Sizes, draw_many
 from apportion.cost.parts import Parts
 from apportion.cost.sample import Sample
@@ -58,7 +58,7 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else str(machine()["processor"])
 
 
-def measure_pair(name: str, target: Target, path: Path, *, fit: bool, num_fit: int = NUM_FIT) -> None:
+def measure_pair(name: str, target: Target, path: Path, *, fit: bool) -> None:
     """Measures one network on one target: a calibration, timed, then configurations to hold out, and saves both.
 
     With ``fit`` the time of fitting counts, too; a machine without a solver leaves that to another one.
@@ -66,7 +66,7 @@ def measure_pair(name: str, target: Target, path: Path, *, fit: bool, num_fit: i
     began = time.perf_counter()
     network = load(f"benchmarks.cost_model.networks:{name}")
     parts = Parts.of(network, Partition.of(network))
-    anchors = list(anchor_sizes(parts.partition).values())
+    anchors, num_fit = list(anchor_sizes(parts.partition).values()), num_to_fit(parts)
     sizes = [*anchors, *draw_many(parts, num_fit + NUM_BOUND + NUM_HELD_OUT, seed=0)]
     last = len(anchors) + num_fit + NUM_BOUND
     swept = sweep(network, parts, sizes[:last], target, Shape())

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from apportion.core.meter import Reading
-from apportion.cost.calibrate import bounding_among, carry_over, fit_samples
+from apportion.cost.calibrate import MAX_FIT, MIN_FIT, bounding_among, carry_over, fit_samples, num_to_fit
 from apportion.cost.draw import draw_many
 from apportion.cost.fit import FitOptions
 from apportion.cost.parts import WIDTH, Parts
@@ -54,6 +54,16 @@ def test_widths_are_priced_where_they_cost_time(parts):
     viewed = choose_view(parts, *clock(parts, grid=1, width_ms=0.5))
     assert viewed.parts.widths
     assert viewed.error_of[1, True] < 0.7 * viewed.error_of[1, False]
+
+
+def test_more_curves_are_fitted_to_more_configurations(parts):
+    def with_curves(count):
+        some = [dataclasses.replace(parts.parts[0], name=f"p{i}", signature=f"s{i % count}") for i in range(60)]
+        return dataclasses.replace(parts, parts=tuple(some))
+
+    wanted = [num_to_fit(with_curves(count)) for count in (1, 4, 8, 10, 60)]
+    assert wanted == sorted(wanted)
+    assert wanted[0] == MIN_FIT < wanted[2] < wanted[3] < wanted[4] == MAX_FIT
 
 
 def test_seen_again_is_seen_the_same(parts):

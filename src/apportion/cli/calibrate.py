@@ -27,7 +27,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     from apportion.cli.show import Bars, new_table, print_table
-    from apportion.cost.calibrate import NUM_CARRIED, NUM_FIT, calibrate
+    from apportion.cost.calibrate import calibrate
     from apportion.cost.parts import Parts
     from apportion.cost.profile import Profile
     from apportion.device.measure import Shape
@@ -44,8 +44,7 @@ def command(
         parts = Parts.of(network, Partition.of(network))
     with bars.stage("measure slices") as update:
         shape = Shape(batch=batch, tokens=tokens, seed=seed)
-        num_fit = NUM_FIT if source is None else NUM_CARRIED
-        profile = calibrate(network, parts, where, shape, seed=seed, num_fit=num_fit, like=source, on_share=update)
+        profile = calibrate(network, parts, where, shape, seed=seed, like=source, on_share=update)
     profile.save(out)
     cost = profile.cost
     seen = parts.seen(grid=profile.grid, widths=profile.widths)

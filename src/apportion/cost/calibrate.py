@@ -23,7 +23,7 @@ from apportion.models.network import Network
 from apportion.models.partition import Module, Partition
 
 CHEAPEST = "cheapest"
-NUM_FIT = 32
+MIN_FIT, MAX_FIT, PER_CURVE = 24, 48, 4
 NUM_CARRIED = 8
 NUM_DRAWN = 10  # configurations of a quick calibration beside its anchors
 ALPHA = 0.05
@@ -81,6 +81,11 @@ def _with_whole(parts: Parts, measured: Swept) -> list[Sample]:
     return [whole_sample(parts, measured), *measured.samples.values()]
 
 
+def num_to_fit(parts: Parts) -> int:
+    """Configurations that a law of these parts is fitted to: some for every curve, since curves are what is fitted."""
+    return min(MAX_FIT, max(MIN_FIT, PER_CURVE * len(set(parts.signature_of.values()))))
+
+
 def calibrate(
     network: Network,
     parts: Parts,
@@ -88,7 +93,7 @@ def calibrate(
     shape: Shape,
     *,
     seed: int = 0,
-    num_fit: int = NUM_FIT,
+    num_fit: int | None = None,
     num_bound: int | None = None,
     like: Profile | None = None,
     on_share: Callable[[float], None] | None = None,
@@ -96,13 +101,15 @@ def calibrate(
     """Measures drawn configurations, fits the cost model to some of them and bounds it with the others.
 
     Args:
-        num_fit: configurations to fit to, besides the anchors.
+        num_fit: configurations to fit to, besides the anchors; by default as many as the law's curves need,
+            or a handful with ``like``.
         num_bound: configurations to calibrate the bound on; by default as few as 95 % needs, and a fifth more.
-        like: a profile of the same network on another target, whose curves are carried over; then ``num_fit`` may be a
-            handful.
+        like: a profile of the same network on another target, whose curves are carried over.
         on_share: told the share of the work done.
     """
     began = time.perf_counter()
+    if num_fit is None:
+        num_fit = num_to_fit(parts) if like is None else NUM_CARRIED
     if num_bound is None:
         num_bound = num_needed(ALPHA) * 6 // 5
     anchors = list(anchor_sizes(parts.partition).values())

@@ -60,9 +60,7 @@ def main() -> None:
         if make is not None:
             path.write_text(json.dumps(make(), indent=1) + "\n")
         found[name] = json.loads(path.read_text()) if path.is_file() else {}
-    apart = results / "variants.jsonl.gz"  # ours and ours with one thing changed, where these were judged by themselves
-    changed = read_methods(apart) if apart.is_file() else {}
-    figures = print_tables(methods, found["measured"], found["int8"], found["promises"], changed)
+    figures = print_tables(methods, found["measured"], found["int8"], found["promises"])
     trained_on = {"device": methods["ours"]["device"], "torch": methods["ours"]["torch"]}
     summary.write(figures, packages=("torch", "onnxruntime", "openvino"), trained_on=trained_on)
     print("\n" + json.dumps(figures, indent=1))

@@ -71,9 +71,8 @@ def print_tables(
     measured: Mapping[str, dict],
     int8: Mapping[str, dict],
     promises: list[dict],
-    changed: Mapping[str, dict],
 ) -> dict[str, float]:
-    """Prints all that is there; returns the figures. ``changed`` has ours and variants of it, trained as one."""
+    """Prints all that is there; returns the figures."""
     cells = Cells.of(methods, measured)
     table = [name for name in methods if ":" not in name]
     baselines = [name for name in table if name not in OWN]
@@ -81,8 +80,6 @@ def print_tables(
         accuracy_table(cells, methods, table, side)
     ahead_table(cells, baselines)
     variant_table(cells, [name for name in methods if ":" in name])
-    if changed:
-        variant_table(Cells.of(changed, {}), [name for name in changed if ":" in name], "ours of an earlier training")
     int8_table(cells, int8)
     feasible, used = feasibility_table(cells, OURS)
     moved = [target for target in cells.targets if "ours-two" in methods and target not in trained_for(methods)]
@@ -142,10 +139,10 @@ def ahead_table(cells: Cells, baselines: list[str]) -> None:
         print(f"| {name} | " + " | ".join(shown) + " |")
 
 
-def variant_table(cells: Cells, names: list[str], of: str = OURS) -> None:
+def variant_table(cells: Cells, names: list[str]) -> None:
     if not names:
         return
-    print(f"\n{of} with one thing changed, points against it on the same episodes\n")
+    print(f"\n{OURS} with one thing changed, points against it on the same episodes\n")
     chosen = [rho for rho in (0.15, 0.3, 0.7, 1.0) if rho in (*cells.budgets, 1.0)]
     heads = [f"{side} {rho:g}" for side in cells.sides[:2] for rho in chosen]
     print("| changed | " + " | ".join(heads) + " |\n" + "|---" * (len(heads) + 1) + "|")

@@ -23,7 +23,7 @@ def command(
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write.", metavar="OUT")],
     target: Annotated[str | None, typer.Option(help="Where it will run; one that was trained for.")] = None,
     profile: Annotated[Path | None, typer.Option(help="Of another target (apportion calibrate).")] = None,
-    verify: Annotated[bool, typer.Option(help="Measure, and step down while the budget is missed.")] = True,
+    verify: Annotated[bool, typer.Option(help="Measure, and step down until it surely holds.")] = True,
     head: Annotated[str, typer.Option(help="cosine or prototype (class means), or linear (fitted).")] = "cosine",
     refine: Annotated[bool, typer.Option("--refine", help="One step on the mixture by the examples' losses.")] = False,
     risk: Annotated[float, typer.Option(help="Weight of their variance in that step; above 0 takes it.")] = 0.0,

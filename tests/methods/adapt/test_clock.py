@@ -38,10 +38,9 @@ def test_the_bound_is_above_the_prediction_by_its_margin(tiny):
     assert clock.upper_ms(sizes) == pytest.approx(1.05 * clock.predict_ms(sizes))
 
 
-@pytest.mark.parametrize("depth", [0.0, 0.5])
-def test_a_spread_start_costs_what_it_should(tiny, depth):
+def test_a_spread_start_costs_what_it_should(tiny):
     knots = (0.3, 0.6, 1.0)
-    start_KL = spread_start(tiny.clocks[:1], knots, depth)
+    start_KL = spread_start(tiny.clocks[:1], knots)
     for rho, fraction_L in zip(knots, start_KL, strict=True):
         assert float(tiny.clocks[0].ratio(fraction_L)) == pytest.approx(rho, abs=0.01)
     assert (start_KL.diff(dim=0) >= -1e-6).all()

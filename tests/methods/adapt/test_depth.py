@@ -8,19 +8,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apportion.methods.adapt.depth import LEAST_USE, every_depth, nested_depths, nested_path, sizes_by_depth
+from apportion.methods.adapt.depth import (
+    LEAST_USE,
+    balanced_depths,
+    every_depth,
+    nested_depths,
+    nested_path,
+    sizes_by_depth,
+)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**31 - 1))
 def test_the_nested_path_is_the_best_of_all_nested_ones(seed):
     rng = np.random.default_rng(seed)
-    start_KTL = np.sort(rng.random((4, 3, 2), dtype=np.float32), axis=0)  # keeping one start is always nested
+    depth_TJ = rng.integers(1, 4, (3, 2))
     loss_KT = rng.random((4, 3))
-    path = nested_path(start_KTL, loss_KT)
+    path = nested_path(depth_TJ, loss_KT)
 
     def nested(path):
-        return all((start_KTL[k][a] <= start_KTL[k + 1][b] + 1e-5).all() for k, (a, b) in enumerate(pairwise(path)))
+        return all((depth_TJ[a] <= depth_TJ[b]).all() for a, b in pairwise(path))
 
     best = min(sum(loss_KT[range(4), p]) for p in product(range(3), repeat=4) if nested(p))
     assert nested(path)
@@ -39,8 +46,35 @@ def test_sizes_of_a_depth_keep_the_budget_and_use_it(tiny):
         assert LEAST_USE * 0.4 * clock.whole_ms <= clock.upper_ms(sizes) <= 0.4 * clock.whole_ms
 
 
+def surely(row):
+    """Losses of two episodes that leave no doubt."""
+    return {(depth,): np.array([loss, loss]) for depth, loss in row.items()}
+
+
 def test_depths_never_fall_and_a_budget_without_any_has_none():
-    depths = [(1,), (2,), (3,)]
-    judged = [{(1,): 1.0, (2,): 0.0}, {}, {(1,): 0.0, (2,): 0.5, (3,): 0.6}, {(2,): 1.0, (3,): 0.1}]
-    assert nested_depths(depths, judged) == [(2,), None, (2,), (3,)]
-    assert None in nested_depths(depths, [{(3,): 0.0}, {(1,): 0.0}])  # no nested choice is left
+    depths, usual = [(1,), (2,), (3,)], [(2.0,)] * 4
+    judged = [surely(row) for row in ({1: 1.0, 2: 0.0}, {}, {1: 0.0, 2: 0.5, 3: 0.6}, {2: 1.0, 3: 0.1})]
+    assert nested_depths(depths, judged, usual) == [(2,), None, (2,), (3,)]
+    assert None in nested_depths(depths, [surely({3: 0.0}), surely({1: 0.0})], usual[:2])  # no nested choice is left
+
+
+def test_of_depths_that_luck_can_not_tell_apart_the_balanced_one_is_taken():
+    rng = np.random.default_rng(0)
+    shared_E, luck_TE = rng.normal(1.0, 0.5, 16), rng.normal(0.0, 0.1, (3, 16))
+    luck_TE -= luck_TE.mean(1, keepdims=True)
+    judged = {(depth,): shared_E + luck_E + 1e-3 * depth for depth, luck_E in enumerate(luck_TE, start=1)}
+    for usual in (1, 2, 3):
+        assert nested_depths([*judged], [judged], [(usual + 0.2,)]) == [(usual,)]
+    surely_less = {depth: loss_E * 0 + 2e-4 * depth[0] for depth, loss_E in judged.items()}
+    assert nested_depths([*judged], [surely_less], [(3.0,)]) == [(1,)]  # however small
+    clearly = {**judged, (1,): judged[1,] - 0.2}
+    assert nested_depths([*judged], [clearly], [(3.0,)]) == [(1,)]
+
+
+def test_balanced_depths_rise_with_the_budget_to_all_blocks(tiny):
+    family = tiny.family()
+    (place,) = family.block_places
+    depths = [depth for (depth,) in balanced_depths(family)]
+    assert depths == sorted(depths)
+    assert depths[0] >= 1
+    assert depths[-1] == pytest.approx(list(tiny.partition)[place].num_units)

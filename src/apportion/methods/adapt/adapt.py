@@ -149,7 +149,7 @@ def shadow_prices(trainer: Trainer) -> dict[str, Any]:
     """Prices of time and of every module, by device and budget, as training left them."""
     floor = trainer.family.floor
     bins = trainer.mu.values.shape[1]
-    middles = [floor + (1 - floor) * (place + 0.5) / bins for place in range(bins)]
+    middles = [floor ** (1 - (place + 0.5) / bins) for place in range(bins)]  # ranges are even in the logarithm
     return {
         "budgets": [round(rho, 4) for rho in middles],
         "time": {name: trainer.mu.values[i].round(4).tolist() for i, name in enumerate(trainer.names)},

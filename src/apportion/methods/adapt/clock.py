@@ -16,6 +16,7 @@ from apportion.cost.profile import Profile
 from apportion.cost.sample import CostError
 
 Sizes = Mapping[str, int]
+BLOCKS_GIVE = 1 / 3  # of what is given in all, in the logarithm; widths give the rest
 
 
 @dataclass(frozen=True)
@@ -136,15 +137,15 @@ class Clock:
         return self.upper_ms({module.name: module.sizes()[0] for module in self.parts.partition})
 
 
-def spread_start(clocks: Sequence[Clock], knots: Sequence[float], depth: float = 1 / 3) -> Tensor:
+def spread_start(clocks: Sequence[Clock], knots: Sequence[float]) -> Tensor:
     r"""Fractions at every knot that cost it on average over the devices, spread evenly over the modules (eq. A13).
 
-    .. math:: b_\ell = \gamma^{1 - d} \text{ for widths}, \qquad b_\ell = \gamma^{d} \text{ for blocks}
+    .. math:: b_\ell = \gamma^{2/3} \text{ for widths}, \qquad b_\ell = \gamma^{1/3} \text{ for blocks}
 
-    ``depth`` is :math:`d`: with 0 widths alone give, with 1 blocks alone.
+    Widths are of two kinds, heads and neurons, and blocks are one: each of the three dimensions gives as much.
     """
     blocks_L = torch.tensor([bool(module.blocks) for module in clocks[0].parts.partition])
-    power_L = torch.where(blocks_L, depth, 1 - depth)
+    power_L = torch.where(blocks_L, BLOCKS_GIVE, 1 - BLOCKS_GIVE)
     rows = []
     for rho in knots:
         low, high = 1e-6, 1.0

@@ -1,21 +1,25 @@
 """How many blocks a budget keeps: the depths that it allows, and the nested path through choices that loses least.
 
-Shape letters: K budgets, T choices, L modules.
+Shape letters: K budgets, T choices, J sequences of blocks, L modules, E episodes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apportion.methods.adapt.clock import Clock
+from apportion.methods.adapt.clock import Clock, spread_start
 from apportion.methods.adapt.family import Family
 from apportion.methods.adapt.solve import sizes_at
 from apportion.models.partition import Module
 
 LEAST_USE = 0.85  # of a budget; depths that leave more of it are too shallow for it
+_TRIFLE = 1e-7  # decides among equals only
 Depth = tuple[int, ...]
+Array = NDArray[np.float64]
 
 
 def every_depth(family: Family) -> list[Depth]:
@@ -39,26 +43,60 @@ def sizes_by_depth(
     return found
 
 
-def nested_path(start_KTL: NDArray[np.float32], loss_KT: NDArray[np.float64]) -> list[int]:
-    """One choice for every budget, none with less of a module than the one before, of least loss in all."""
+def balanced_depths(family: Family) -> list[tuple[float, ...]]:
+    """How many blocks the balanced start keeps at every knot (eq. A13), not rounded."""
+    modules = list(family.partition)
+    start_KL = spread_start([*family.clocks.values()], family.knots)
+    return [tuple(float(start_L[p]) * modules[p].num_units for p in family.block_places) for start_L in start_KL]
+
+
+def nested_depths(
+    depths: Sequence[Depth], judged: Sequence[Mapping[Depth, Array]], usual: Sequence[Sequence[float]]
+) -> list[Depth | None]:
+    """A depth for every budget, never less for a larger one, that loses least in all; None where none was judged.
+
+    A depth whose loss is within one standard error of the best one's, on the same episodes, is its equal, and of equal
+    ones that nearest to the usual is taken: what training tasks can't tell apart, tasks unlike them may.
+
+    Args:
+        judged: for every budget the loss of each episode by the depths that it allows.
+        usual: for every budget the depth to take where nothing speaks for another.
+    """
+    loss_KT = np.array([_lost(depths, row, near) for row, near in zip(judged, usual, strict=True)])
+    path = nested_path(np.array(depths), loss_KT)
+    return [depths[place] if depths[place] in row else None for place, row in zip(path, judged, strict=True)]
+
+
+def nested_path(depth_TJ: NDArray[np.int64], loss_KT: Array) -> list[int]:
+    """One choice for every budget, none with less than the one before, of least loss in all."""
+    inside_TT = (depth_TJ[:, None] <= depth_TJ[None]).all(-1)
     total_T, came = loss_KT[0], []
-    for knot in range(1, len(loss_KT)):
-        inside_TT = (start_KTL[knot - 1][:, None] <= start_KTL[knot][None] + 1e-5).all(-1)
+    for loss_T in loss_KT[1:]:
         reached_TT = np.where(inside_TT, total_T[:, None], np.inf)
         came.append(reached_TT.argmin(0))
-        total_T = reached_TT.min(0) + loss_KT[knot]
+        total_T = reached_TT.min(0) + loss_T
     path = [int(total_T.argmin())]
     for before_T in reversed(came):
         path.append(int(before_T[path[-1]]))
     return path[::-1]
 
 
-def nested_depths(depths: list[Depth], judged: list[dict[Depth, float]]) -> list[Depth | None]:
-    """A depth for every budget, never less for a larger one, that loses least in all; None where none was judged."""
-    loss_KT = np.array([[row.get(depth, np.inf if row else 0.0) for depth in depths] for row in judged])
-    depth_KTL = np.broadcast_to(np.array(depths, dtype=np.float32), (len(judged), *np.shape(depths)))
-    path = nested_path(depth_KTL, loss_KT)
-    return [depths[place] if depths[place] in row else None for place, row in zip(path, judged, strict=True)]
+def _lost(depths: Sequence[Depth], row: Mapping[Depth, Array], usual: Sequence[float]) -> list[float]:
+    """What every depth loses against the best of a budget, nothing within the error, plus a trifle for its distance."""
+    if not row:
+        return [0.0] * len(depths)
+    best = min(row, key=lambda depth: float(row[depth].mean()))
+    found = []
+    for depth in depths:
+        if depth not in row:
+            found.append(np.inf)
+            continue
+        worse_E = row[depth] - row[best]
+        worse = float(worse_E.mean())
+        error = float(worse_E.std(ddof=1)) / len(worse_E) ** 0.5 if len(worse_E) > 1 else 0.0
+        away = sum(abs(count - near) for count, near in zip(depth, usual, strict=True))
+        found.append((worse if worse > error else 0.0) + _TRIFLE * away)
+    return found
 
 
 def _nearest(module: Module, fraction: float) -> int:

@@ -14,7 +14,7 @@ from apportion.errors import ApportionError, DataError
 from apportion.methods.adapt.family import FamilyConfig
 from apportion.methods.adapt.train import TrainConfig
 
-SCHEME = 3  # raised when training changes, so that a run begun before it is not gone on with
+SCHEME = 4  # raised when training changes, so that a run begun before it is not gone on with
 
 
 @dataclass(frozen=True, kw_only=True)

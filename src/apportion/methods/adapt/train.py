@@ -8,16 +8,13 @@ the price of time :math:`\mu` pulls it down by what the module costs. Where both
 \partial_\ell \widehat{\mathrm{Lat}}`. Prices are kept for every device and range of budgets. Each step runs every
 episode twice: whole, and at a budget drawn for it, which learns from the labels and from the whole network's answers.
 
-A policy that is learned starts by looking: the first share of the steps runs sizes that give width or depth in
-different proportions, and the policy begins with the nested path through these that was best over all budgets. Blocks
-are few and a step of them is large: after a share of the steps all depths that a budget allows are judged (eq. A17),
-and the rest of the training runs slices of the best.
+Blocks are few and a step of them is large: after a share of the steps the depths that a budget allows are judged (eq.
+A17), and the rest of the training runs slices of those that were chosen.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -28,12 +25,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from apportion.errors import DataError
-from apportion.methods.adapt.clock import spread_start
-from apportion.methods.adapt.depth import Depth, every_depth, nested_depths, nested_path, sizes_by_depth
+from apportion.methods.adapt.depth import Depth, balanced_depths, every_depth, nested_depths, sizes_by_depth
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
 from apportion.methods.adapt.family import UNSETTLED, Family, Plan
 from apportion.methods.adapt.pool import Pool
-from apportion.methods.adapt.solve import along_path, round_to_budget
+from apportion.methods.adapt.solve import along_path
 from apportion.methods.adapt.variation import varied
 from apportion.numerics.multipliers import Multipliers
 from apportion.numerics.robust import GroupWeights, cvar_weights, kl_weights
@@ -41,7 +37,6 @@ from apportion.tasks.episode import Episode, Sampler
 from apportion.tasks.heads import cosines
 
 NUM_BINS = 8
-DEPTHS = (0.0, 0.15, 0.3, 0.5, 0.7, 0.85, 1.0)
 Objective = Literal["mean", "cvar", "group", "kl"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
@@ -60,10 +55,10 @@ class TrainConfig:
     ``gains`` and ``window`` are those of ``Multipliers``; damping after a window with slack makes budgets break on
     average (``benchmarks/adapt_theory``), so it is off.
 
-    Without ``slices`` the whole network alone is trained; ``look`` is the share of the steps before a learned policy
-    begins, ``settle`` the share after which depths are settled. ``capacity`` is the most that the open delta gates may
-    be of the groups kept; ``objective`` with ``beta`` is the mean, the tail mean of the worst ``1 - beta``, the worst
-    domain, or the worst case within a divergence of ``beta``.
+    Without ``slices`` the whole network alone is trained; ``settle`` is the share of the steps after which depths are
+    settled. ``capacity`` is the most that the open delta gates may be of the groups kept; ``objective`` with ``beta``
+    is the mean, the tail mean of the worst ``1 - beta``, the worst domain, or the worst case within a divergence of
+    ``beta``.
     """
 
     steps: int = 2000
@@ -79,7 +74,6 @@ class TrainConfig:
     vary: float = 0.0
     even: float = 0.1
     slices: bool = True
-    look: float = 0.2
     settle: float = 0.6
     capacity: float = 0.9
     price_rate: float = 1.0
@@ -99,7 +93,7 @@ class TrainConfig:
             )
         if self.objective not in OBJECTIVES:
             raise DataError(f"objective {self.objective!r} is not known; possible are {', '.join(OBJECTIVES)}")
-        for name in ("vary", "look", "settle"):
+        for name in ("vary", "settle"):
             if not 0 <= getattr(self, name) <= 1:
                 raise DataError(f"{name} {getattr(self, name):g} is not a share; give one from 0 to 1")
         if not 0 < self.capacity <= 1:
@@ -137,19 +131,12 @@ class Trainer:
             betas=(0.9, 0.98),
         )
         self.large, self.small = large, small
-        learned = family.config.allocation == "learned" and config.slices
-        self.num_look = int(config.look * config.steps) if learned else 0
         self.settles = config.slices and family.config.allocation != "fixed"
-        self.num_settle = max(self.num_look, min(int(config.settle * config.steps), config.steps - 1))
-        if self.num_look:
-            clocks = [*family.clocks.values()]
-            self.starts_TKL = torch.stack([spread_start(clocks, family.knots, depth) for depth in DEPTHS])
+        self.num_settle = min(int(config.settle * config.steps), config.steps - 1)
 
     def step(self, number: int) -> dict[str, Any]:
         """One step of descent and ascent; returns what is logged."""
         config = self.config
-        if number == self.num_look > 0:
-            self.family.policy.begin(self.best_start(num_episodes=_few(config)))
         judged = self.settle(num_episodes=_few(config)) if self.settles and number == self.num_settle else []
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + number)
         for group in self.optimiser.param_groups:
@@ -168,7 +155,7 @@ class Trainer:
         total.backward()
         slope = float(torch.nn.utils.clip_grad_norm_(self.large, 1.0))
         small_slope = float(torch.nn.utils.clip_grad_norm_(self.small, 5.0))
-        self._ascend(number, runs, weight_E, float(open_share.detach()))
+        self._ascend(runs, weight_E, float(open_share.detach()))
         if math.isfinite(slope + small_slope):
             self.optimiser.step()
         row = self._row(number, runs, slope, small_slope, float(open_share.detach()))
@@ -188,7 +175,7 @@ class Trainer:
         whole_NF = episode_features(family, pool, episode, family.gates(whole.alpha_M, generator), ones_G)
         whole_QW = logits(family, episode, whole_NF)
         plan = family.plan(mean_WF, rho, name)
-        wanted_L = self._wanted(number, plan, rho, name, generator)
+        wanted_L = self._wanted(plan, rho, name)
         if not wanted_L.requires_grad:
             wanted_L.requires_grad_(True)
         wanted_L.retain_grad()
@@ -240,71 +227,26 @@ class Trainer:
         answers = functional.kl_div(slice_QW.log_softmax(-1), whole_QW.softmax(-1), reduction="batchmean")
         return config.distil * answers + config.likeness * (1 - functional.cosine_similarity(slice_NF, whole_NF)).mean()
 
-    def _judged(self, episode: Episode, slice_NF: Tensor, whole_NF: Tensor) -> tuple[float, float]:
-        """What a slice loses on an episode: on its labels, and by being unlike the whole network."""
-        label_Q = torch.from_numpy(episode.query.label_N).to(slice_NF.device)
-        loss = functional.cross_entropy(logits(self.family, episode, slice_NF), label_Q)
-        return float(loss), float(self._unlike(episode, slice_NF, whole_NF))
-
-    def _wanted(self, number: int, plan: Plan, rho: float, name: str, generator: torch.Generator) -> Tensor:
-        """The fractions that a slice runs with: tried ones, then the policy's, then these at the settled depth."""
-        if number < self.num_look:
-            return self._tried(rho, generator)
+    def _wanted(self, plan: Plan, rho: float, name: str) -> Tensor:
+        """The fractions that a slice runs with: the policy's, or these at the settled depth."""
         depth = self.family.depth(rho)
         if depth is None:
             return plan.fraction_L.clone()
         clock = self.family.clocks[name]
         return along_path(self.family, plan.alpha_M, clock, rho * clock.whole_ms, name, depth)
 
-    def _tried(self, rho: float, generator: torch.Generator) -> Tensor:
-        """Fractions somewhere between two neighbouring proportions of width and depth, at a budget."""
-        place = float(torch.rand((), generator=generator)) * (len(DEPTHS) - 1)
-        low, share = int(place), place - int(place)
-        fraction_TL = self._at(rho)
-        return (1 - share) * fraction_TL[low] + share * fraction_TL[min(low + 1, len(DEPTHS) - 1)]
-
-    def _at(self, rho: float) -> Tensor:
-        """The fractions of every start at a budget, shape (T, L)."""
-        knots = self.family.knots
-        low = min(max(bisect_right(knots, rho) - 1, 0), len(knots) - 2)
-        share = (rho - knots[low]) / (knots[low + 1] - knots[low])
-        return torch.lerp(self.starts_TKL[:, low], self.starts_TKL[:, low + 1], share)
-
-    @torch.no_grad()
-    def best_start(self, num_episodes: int) -> Tensor:
-        """The nested path through the starts with the least loss on training episodes that come after the last step.
-
-        A start is judged at the sizes that keep its budget on the first device, as they would run.
-        """
-        family, first = self.family, self.config.steps * self.config.episodes
-        episodes = [self.sampler.episode(first + number) for number in range(num_episodes)]
-        clock, ones_G = family.clocks[self.names[0]], torch.ones(family.groups.count)
-        mean_of = [frozen_means(self.pools[episode.domain], episode) for episode in episodes]
-
-        def features(place: int, rho: float, keep_G: Tensor) -> Tensor:
-            alpha_M = family.plan(mean_of[place], rho, clock.name).alpha_M
-            pool = self.pools[episodes[place].domain]
-            return episode_features(family, pool, episodes[place], family.gates(alpha_M), keep_G)
-
-        wholes = [features(place, 1.0, ones_G) for place in range(num_episodes)]
-        loss_KT = np.zeros((len(family.knots), len(DEPTHS)))
-        for knot, rho in enumerate(family.knots):
-            for number, start_L in enumerate(self.starts_TKL[:, knot]):
-                keep_G = family.keep_of(round_to_budget(clock, start_L, start_L, rho * clock.whole_ms))
-                for place, episode in enumerate(episodes):
-                    loss_KT[knot, number] += sum(self._judged(episode, features(place, rho, keep_G), wholes[place]))
-        path = nested_path(self.starts_TKL.transpose(0, 1).numpy(), loss_KT)
-        return torch.stack([self.starts_TKL[number, knot] for knot, number in enumerate(path)])
-
     @torch.no_grad()
     def settle(self, num_episodes: int) -> list[dict[str, Any]]:
         r"""Settles how many blocks every budget keeps, by judging all depths that it allows (eq. A17).
 
-        .. math:: d = \arg\min_{d(\rho_1) \le \dots \le d(\rho_K)} \sum_k \hat{\mathbb E} \, \mathcal L(s(d(\rho_k))),
-            \qquad \overline{\mathrm{Lat}}(s(d(\rho))) \le \rho \, \mathrm{Lat}_0
+        .. math:: d = \arg\min_{d(\rho_1) \le \dots \le d(\rho_K)} \sum_k \Delta_k \big[\Delta_k > \sigma_k\big],
+            \quad \Delta_k = \hat{\mathbb E} \big(\mathcal L(s(d(\rho_k))) - \mathcal L(s(d^*_k))\big),
+            \quad \overline{\mathrm{Lat}}(s(d(\rho))) \le \rho \, \mathrm{Lat}_0
 
-        :math:`s(d)` has :math:`d` blocks and the widths of the policy's path that fill the budget on the first device.
-        Episodes are training ones that come after the last step.
+        :math:`d^*_k` loses least at a budget and :math:`\sigma_k` is the standard error of the mean; :math:`s(d)` has
+        :math:`d` blocks and the widths of the policy's path that fill the budget on the first device. Of paths that are
+        as good the most balanced is taken (``nested_depths``). Episodes are training ones that come after the last
+        step.
 
         Returns:
             What every depth lost at every budget.
@@ -312,34 +254,31 @@ class Trainer:
         family, first = self.family, self.config.steps * self.config.episodes
         generator = torch.Generator().manual_seed(self.config.seed)
         drawn = [self._drawn(first + number, generator) for number in range(num_episodes)]
-        clock, ones_G = family.clocks[self.names[0]], torch.ones(family.groups.count)
+        clock = family.clocks[self.names[0]]
         learned = family.config.allocation == "learned"
         mean_of = [frozen_means(pool, episode) for pool, episode in drawn]
-
-        def features(place: int, alpha_M: Tensor, keep_G: Tensor) -> Tensor:
-            return episode_features(family, *drawn[place], family.gates(alpha_M), keep_G)
-
-        wholes = [features(i, family.plan(mean_of[i], 1.0, clock.name).alpha_M, ones_G) for i in range(num_episodes)]
         rows: list[dict[str, Any]] = []
-        judged: list[dict[Depth, float]] = []
+        judged: list[dict[Depth, np.ndarray]] = []
         for rho in family.knots[:-1]:
             alpha_EM = torch.stack([family.plan(mean_WF, rho, clock.name).alpha_M for mean_WF in mean_of])
             value_L = module_values(self.value_BL, rho, family.floor) if learned else None
             judged.append({})
             for depth, sizes in sizes_by_depth(family, alpha_EM.mean(0), rho, clock, value_L).items():
                 keep_G = family.keep_of(sizes)
-                loss, unlike = np.mean(
-                    [
-                        self._judged(episode, features(place, alpha_EM[place], keep_G), wholes[place])
-                        for place, (_, episode) in enumerate(drawn)
-                    ],
-                    axis=0,
-                ).tolist()
-                rows.append({"rho": round(rho, 4), "depth": depth, "loss": round(loss, 4), "unlike": round(unlike, 4)})
-                judged[-1][depth] = loss + unlike
-        for knot, settled in enumerate(nested_depths(every_depth(family), judged) if rows else ()):
-            family.depth_KJ[knot] = torch.tensor(UNSETTLED if settled is None else settled)
+                loss_E = np.array([self._lost(*one, a_M, keep_G) for one, a_M in zip(drawn, alpha_EM, strict=True)])
+                rows.append({"rho": round(rho, 4), "depth": depth, "loss": round(float(loss_E.mean()), 4)})
+                judged[-1][depth] = loss_E
+        if rows:
+            chosen = nested_depths(every_depth(family), judged, balanced_depths(family)[:-1])
+            for knot, settled in enumerate(chosen):
+                family.depth_KJ[knot] = torch.tensor(UNSETTLED if settled is None else settled)
         return rows
+
+    def _lost(self, pool: Pool, episode: Episode, alpha_M: Tensor, keep_G: Tensor) -> float:
+        """The loss of an episode's queries by a slice."""
+        feature_NF = episode_features(self.family, pool, episode, self.family.gates(alpha_M), keep_G)
+        label_Q = torch.from_numpy(episode.query.label_N).to(feature_NF.device)
+        return float(functional.cross_entropy(logits(self.family, episode, feature_NF), label_Q))
 
     def _weights(self, runs: list[_Run]) -> np.ndarray:
         loss_E = np.array([run.slice_loss for run in runs])
@@ -351,7 +290,7 @@ class Trainer:
             return self.group.update(loss_E, np.array([self.group_of[run.episode.domain] for run in runs]))
         return np.full(len(runs), 1 / len(runs))
 
-    def _ascend(self, number: int, runs: list[_Run], weight_E: Tensor, open_share: float) -> None:
+    def _ascend(self, runs: list[_Run], weight_E: Tensor, open_share: float) -> None:
         seen: dict[tuple[int, int], list[_Run]] = {}
         for run, weight in zip(runs, weight_E.tolist(), strict=True):
             seen.setdefault(run.index, []).append(run)
@@ -359,7 +298,7 @@ class Trainer:
                 worth_L = (-run.wanted_L.grad / weight).clamp_min(0)
                 bin_L = self.value_BL[run.index[1]]
                 bin_L += 0.02 * (worth_L - bin_L)
-        for index, some in seen.items() if number >= self.num_look else ():
+        for index, some in seen.items():
             where = np.zeros(self.mu.values.shape, dtype=bool)
             where[index] = True
             u = float(np.mean([float(run.u.detach()) for run in some]))
@@ -444,8 +383,8 @@ class _Run:
 
 
 def _few(config: TrainConfig) -> int:
-    """How many episodes a choice of starts or of depths is judged on."""
-    return max(4, min(16, config.steps // 25))
+    """How many episodes depths are judged on."""
+    return max(4, min(32, config.steps // 12))
 
 
 def schedule(number: int, config: TrainConfig) -> float:

@@ -24,8 +24,8 @@ from benchmarks.compress_vs_peers.cases import CASES
 
 from apportion.device.runtimes.graph import MODEL, export_onnx
 from apportion.device.runtimes.inputs import INPUTS
-from apportion.methods.compress.quantise import shaped
 from apportion.models.network import read_output
+from apportion.tasks.shaped import shaped
 
 NUM_SAMPLES = 32
 ONE_THREAD = {"onnx": {"session_options": {"intra_op_num_threads": 1, "inter_op_num_threads": 1}}}

@@ -15,8 +15,8 @@ from apportion.device.answers import answers
 from apportion.device.measure import Session, Timing
 from apportion.device.process import Limits, run_child
 from apportion.device.target import Target
-from apportion.methods.compress.quantise import shaped
 from apportion.models.network import read_output
+from apportion.tasks.shaped import shaped
 
 ORIGINAL = "original"
 PROCESSES = 6

@@ -24,9 +24,9 @@ from apportion.device.runtimes import runtime_of
 from apportion.device.runtimes.graph import export_onnx
 from apportion.device.runtimes.ort import INT8, MODEL
 from apportion.device.target import Target
-from apportion.methods.compress.quantise import shaped
 from apportion.methods.compress.repair import Distil, DistilOptions
 from apportion.models.network import Network, float_outputs, forward, read_output
+from apportion.tasks.shaped import shaped
 
 STAGES, LAST_RATIO, ROUND_TO = 6, 0.66, 4
 MAX_DROP = 0.01

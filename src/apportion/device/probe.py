@@ -21,6 +21,9 @@ from apportion.errors import TargetError
 ISA_CAPS = (None, "AVX512_CORE_VNNI", "AVX2", "SSE41")
 """Tried in this order; a machine whose hypervisor hides instructions dies at the first and runs at a later one."""
 
+QUICK_INT8 = ("ort", "openvino", "compile")
+"""Runtimes with int8 that pays; eager torch runs it no quicker, as torchao's kernels live off the compiler."""
+
 _PROBE_MODEL = "apportion.device.probe:probe_model"
 _PACKAGES = ("apportion", "torch", "onnxruntime", "openvino", "nncf", "torchao", "executorch")
 
@@ -128,3 +131,13 @@ def _write(path: Path, known: dict[str, Probed]) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(json.dumps({name: asdict(found) for name, found in known.items()}, indent=1))
     draft.replace(path)
+
+
+def int8_twin(target: Target) -> Target | None:
+    """The int8 target beside an fp32 one, where its runtime can quantise and it works here."""
+    if target.runtime not in QUICK_INT8 or target.precision != "fp32":
+        return None
+    try:
+        return working_target(target.name.replace(target.runtime, f"{target.runtime}-int8", 1))
+    except TargetError:
+        return None

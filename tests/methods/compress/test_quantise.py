@@ -8,15 +8,16 @@ import torch
 from apportion.core.meter import Reading
 from apportion.device.answers import answers, build
 from apportion.device.measure import Candidate, Shape
-from apportion.device.probe import working_target
+from apportion.device.probe import int8_twin, working_target
 from apportion.device.target import find_target
 from apportion.errors import TargetError
-from apportion.methods.compress.quantise import AsRun, Quantise, by_sensitivity, int8_twin, quantise_knob, shaped
+from apportion.methods.compress.quantise import AsRun, Quantise, by_sensitivity, quantise_knob
 from apportion.models.load import load
 from apportion.models.network import Int8, read_out, read_output
 from apportion.models.quantise import simulate
 from apportion.models.save import save
 from apportion.tasks.batches import Examples
+from apportion.tasks.shaped import shaped
 
 CNN = "tests.factories:small_cnn"
 

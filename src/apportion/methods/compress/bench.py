@@ -23,11 +23,12 @@ from apportion.device.store import Store
 from apportion.device.target import Target
 from apportion.errors import BudgetError
 from apportion.methods.compress.judge import Scores
-from apportion.methods.compress.quantise import AsRun, shaped
+from apportion.methods.compress.quantise import AsRun
 from apportion.methods.compress.rundir import FitConfig, RunDir
 from apportion.models.network import Network, read_output
 from apportion.models.safefile import folder_digest
 from apportion.tasks.batches import Examples
+from apportion.tasks.shaped import shaped
 
 FINAL = "final"
 BASELINE = "baseline"

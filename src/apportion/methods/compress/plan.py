@@ -20,6 +20,7 @@ from apportion.cost.calibrate import Anchored
 from apportion.cost.parts import Parts
 from apportion.cost.predicted import PredictedLatency
 from apportion.device.measure import Session
+from apportion.device.probe import int8_twin
 from apportion.errors import BudgetError, InfeasibleError
 from apportion.methods.compress.adapters import Adapters, require_peft
 from apportion.methods.compress.bench import Bench, latency_limit, read_artefact, static_meters
@@ -30,7 +31,7 @@ from apportion.methods.compress.policies import LIKENESS, policy_named
 from apportion.methods.compress.prune import PREFIX as PRUNE
 from apportion.methods.compress.prune import Prune, prune_knobs
 from apportion.methods.compress.quantise import PREFIX as QUANTISE
-from apportion.methods.compress.quantise import AsRun, Quantise, by_sensitivity, int8_twin, quantise_knob
+from apportion.methods.compress.quantise import AsRun, Quantise, by_sensitivity, quantise_knob
 from apportion.methods.compress.recipe import Tried, can_mix, quickest, try_recipes
 from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.methods.compress.repair import Distil, DistilOptions, repair_knob

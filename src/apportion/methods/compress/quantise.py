@@ -5,32 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from apportion.core.knob import Choice, Knob, Value
 from apportion.core.meter import Meter, Reading
-from apportion.device.probe import working_target
-from apportion.device.target import Target
-from apportion.errors import TargetError
 from apportion.methods.compress.repair import answer_loss
 from apportion.models.network import Int8, Network, read_out
 from apportion.models.quantise import input_ranges, quantised_layers, simulate
 from apportion.tasks.batches import Examples
+from apportion.tasks.shaped import shaped
 
 PREFIX = "quantise"
 BUT = "int8 but "
-NUM_EXAMPLES = 32
-_RUNTIMES = ("ort", "openvino", "compile")  # eager torch runs int8 no quicker: torchao's kernels live off the compiler
-
-
-def int8_twin(target: Target) -> Target | None:
-    """The int8 target beside an fp32 one, where its runtime can quantise and it works here."""
-    if target.runtime not in _RUNTIMES or target.precision != "fp32":
-        return None
-    try:
-        return working_target(target.name.replace(target.runtime, f"{target.runtime}-int8", 1))
-    except TargetError:
-        return None
 
 
 def quantise_knob(num_layers: int = 0) -> Knob:
@@ -100,33 +86,3 @@ class AsRun:
 
     def read(self, model: Network) -> Reading:
         return self.meter.read(simulate(model) if model.calibration else model)
-
-
-def shaped(examples: Examples, network: Network, count: int | None = NUM_EXAMPLES) -> list[dict[str, Tensor]]:
-    """Examples in batches of exactly the shape of the network's inputs; texts are padded or cut to its length.
-
-    A last batch that would not be full is filled up with copies of the last example.
-    """
-    size = len(next(iter(network.inputs.values())))
-    batches: list[dict[str, Tensor]] = []
-    rows = [row for batch in examples.batches for row in _rows(batch, network)][:count]
-    while rows:
-        chosen, rows = rows[:size], rows[size:]
-        chosen += [chosen[-1]] * (size - len(chosen))
-        batches.append({name: torch.stack([row[name] for row in chosen]) for name in network.inputs})
-    return batches
-
-
-def _rows(batch: dict[str, Tensor], network: Network) -> list[dict[str, Tensor]]:
-    count = len(next(iter(batch.values())))
-    return [
-        {name: _fitted(batch[name][i], like[0]) if name in batch else like[0] for name, like in network.inputs.items()}
-        for i in range(count)
-    ]
-
-
-def _fitted(row: Tensor, like: Tensor) -> Tensor:
-    if row.dim() == 1 and not row.is_floating_point():
-        row = row[: len(like)]
-        return nn.functional.pad(row, (0, len(like) - len(row)))
-    return row

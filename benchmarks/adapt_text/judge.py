@@ -3,7 +3,7 @@
     python3 benchmarks/adapt_text/judge.py --suite text --model FOLDER --profiles FOLDER --out FOLDER
 
 Episodes visit the targets in turn. Leaves ``results.jsonl``: accuracy of every episode by target and budget, with the
-sizes that were chosen for it. A name such as ``ours:noise`` judges a method with one thing changed.
+sizes that were chosen for it. A name such as ``ours:even`` judges a method with one thing changed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from rounded import int8_features
 from safetensors.torch import load_file
 from suite import DEVICE, SUITES, TARGETS, Suite, cpu_copy, forks, make_family, options, read_clocks, read_suite
 from torch import Tensor
@@ -33,7 +34,10 @@ BUDGETS = (0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9)
 FEW_BUDGETS = (0.15, 0.3, 0.7)  # for a method with one thing changed
 SHAPE = Shape(ways=5, shots=5, queries=10)
 LARGE = "20-way 1-shot"  # more images in each, so a third of the episodes
-VARIANTS = ("noise", "even", "1-shot", "2-shot", "refined", "10%-groups", "10%-weights", "1%-groups", "1%-weights")
+NOISE = {"noise-25": 0.25, "noise-50": 0.5, "noise-100": 1.0}  # the share of a mixture that is drawn at random
+CUT = ("10%-groups", "10%-weights", "1%-groups", "1%-weights")
+VARIANTS = (*NOISE, "even", "1-shot", "2-shot", "refined", *CUT)
+TWINS = {"ort-cpu-1t": "ort-int8-cpu-1t", "openvino-cpu-1t": "openvino-int8-cpu-1t"}
 
 
 def main() -> None:
@@ -47,7 +51,7 @@ def main() -> None:
     changed = [name for name in args.methods.split(",") if name.partition(":")[2] not in ("", *VARIANTS)]
     if changed:
         parser.error(f"{changed[0]} is not known; what can be changed is {', '.join(VARIANTS)}")
-    names = [name for name in args.methods.split(",") if (args.out / f"{name.split(':')[0]}.trained.json").is_file()]
+    names = [name for name in args.methods.split(",") if (args.out / f"{trained_by(name)}.trained.json").is_file()]
     workers = [forks().Process(target=work, args=(args, name, suite, until)) for name in names]
     for worker in workers:
         worker.start()
@@ -60,16 +64,22 @@ def main() -> None:
         path.unlink()
 
 
+def trained_by(name: str) -> str:
+    """The method whose training a method, or one with something changed, takes."""
+    method = name.partition(":")[0]
+    return METHODS[method].of or method
+
+
 def work(args, name: str, suite: Suite, until: float) -> None:
     began = time.perf_counter()
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(1)
     method_name, _, variant = name.partition(":")
-    trained = json.loads((args.out / f"{method_name}.trained.json").read_text())
+    trained = json.loads((args.out / f"{trained_by(name)}.trained.json").read_text())
     suite.network.module.to(DEVICE)
     scores = {module: torch.tensor(score_U) for module, score_U in trained["scores"].items()}
     family = make_family(suite, method_name, args.profiles, trained["features"], scores)
-    family.load_state_dict({k: t.float() for k, t in load_file(args.out / f"{method_name}.safetensors").items()})
+    family.load_state_dict({k: t.float() for k, t in load_file(args.out / f"{trained_by(name)}.safetensors").items()})
     family.eval()
     if "%" in variant:
         keep_part(family, float(variant.split("%")[0]) / 100, groups=variant.endswith("groups"))
@@ -96,6 +106,9 @@ def judge(
     parts = Parts.of(suite.network.replace(module=cpu_copy(suite.network)), family.partition)
     few = [target if target in family.clocks else f"{target}-few" for target in TARGETS]
     clocks = read_clocks(args.profiles, SUITES[args.suite][0], few, parts)
+    twins = {target: twin for target, twin in TWINS.items() if method.int8}
+    quick = read_clocks(args.profiles, SUITES[args.suite][0], list(twins.values()), parts)
+    int8_clocks = dict(zip(twins, quick, strict=True))
     budgets = (*(FEW_BUDGETS if variant else BUDGETS), 1.0)
     rows = {
         (clock.name, rho): {"target": clock.name, "rho": rho, "accuracy": [], "chosen": [], "sizes": []}
@@ -111,7 +124,10 @@ def judge(
         if time.time() > until and number >= 6:
             break
         clock = clocks[number % len(clocks)]
-        trained = clock.name if clock.name in family.clocks else next(iter(family.clocks))  # as solve() takes it
+        ticking = int8_clocks.get(
+            clock.name, clock
+        )  # which sizes are chosen by, for a share of the float network's time
+        trained = ticking.name if ticking.name in family.clocks else next(iter(family.clocks))  # as solve() takes it
         for side, sampler in samplers.items():
             if side == LARGE and number // len(clocks) % 3:
                 continue
@@ -121,20 +137,21 @@ def judge(
                 means_WF = frozen_means(pool, episode)
             generator = np.random.default_rng([number, len(side)])
             for rho in budgets:
+                budget_ms, int8 = rho * clock.whole_ms, ticking is not clock and rho < 1
+                at = min(1.0, budget_ms / ticking.whole_ms)
                 with torch.inference_mode():
-                    plan = family.plan(means_WF, rho, trained)
+                    plan = family.plan(means_WF, at, trained)
                     alpha_M = routed(plan.alpha_M, variant, generator)
                 key = (clock.name, rho, tuple((100 * alpha_M).round().int().tolist()) if learned else ())
                 if key not in known and rho < 1:
-                    value_L = module_values(value_BL, rho, family.floor)
-                    steps = 0 if clock.name in family.clocks else 12
-                    budget_ms = rho * clock.whole_ms
-                    solved = solve(family, alpha_M, budget_ms, clock, value_L if learned else None, num_steps=steps)
+                    value_L = module_values(value_BL, at, family.floor)
+                    steps = 0 if ticking.name in family.clocks else 12
+                    solved = solve(family, alpha_M, budget_ms, ticking, value_L if learned else None, num_steps=steps)
                     known[key] = solved.sizes
                 row = rows[clock.name, rho]
                 keep_G = torch.ones(family.groups.count)
                 if rho < 1:
-                    sizes = list(known[key].values())
+                    sizes = [*(["int8"] if int8 else []), *known[key].values()]
                     if sizes not in row["sizes"]:
                         row["sizes"].append(sizes)
                     row["chosen"].append(row["sizes"].index(sizes))
@@ -142,7 +159,7 @@ def judge(
                 with torch.inference_mode():
                     if variant == "refined":
                         alpha_M, _ = refine_mixture(support_loss(family, pool, episode, keep_G), alpha_M)
-                    row["accuracy"].append(accuracy(family, pool, episode, alpha_M, keep_G))
+                    row["accuracy"].append(accuracy(family, pool, episode, alpha_M, keep_G, int8=int8))
                 row["side"].append(side)
                 row["domain"].append(episode.domain)
     return [row for row in rows.values() if row["accuracy"]]
@@ -157,10 +174,10 @@ def fewer(episode: Episode, shots: int) -> Episode:
 
 
 def routed(alpha_M: Tensor, variant: str, generator: np.random.Generator) -> Tensor:
-    """The mixture as the router says, half of it noise, or the same for all experts."""
-    if variant == "noise":
+    """The mixture as the router says, a share of it noise, or the same for all experts."""
+    if variant in NOISE:
         noise_M = torch.from_numpy(generator.dirichlet(np.ones(len(alpha_M)))).to(alpha_M)
-        return 0.5 * alpha_M + 0.5 * noise_M
+        return (1 - NOISE[variant]) * alpha_M + NOISE[variant] * noise_M
     return torch.full_like(alpha_M, 1 / len(alpha_M)) if variant == "even" else alpha_M
 
 
@@ -175,8 +192,13 @@ def support_loss(family: Family, pool: Pool, episode: Episode, keep_G: Tensor) -
     return loss
 
 
-def accuracy(family: Family, pool: Pool, episode: Episode, alpha_M: Tensor, keep_G: Tensor) -> float:
-    feature_NF = episode_features(family, pool, episode, family.gates(alpha_M), keep_G)
+def accuracy(family: Family, pool: Pool, episode: Episode, alpha_M: Tensor, keep_G: Tensor, *, int8: bool) -> float:
+    gate_G = family.gates(alpha_M)
+    if int8:
+        rows = np.concatenate([episode.support.row_N, episode.query.row_N])
+        feature_NF = int8_features(family, pool.at(rows), len(episode.support), gate_G, keep_G).float()
+    else:
+        feature_NF = episode_features(family, pool, episode, gate_G, keep_G)
     logit_QW = logits(family, episode, feature_NF)
     label_Q = torch.from_numpy(episode.query.label_N).to(logit_QW.device)
     return round(float((logit_QW.argmax(-1) == label_Q).float().mean()), 4)

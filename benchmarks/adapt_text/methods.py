@@ -18,6 +18,7 @@ class Method:
 
     ``start`` names the fractions it begins with: the same for all modules, modules in proportion to their price or
     their sensitivity, widths alone, or blocks alone. ``targets`` are those it trains for, all if none are named.
+    ``of`` names the method whose training it takes; with ``int8`` slices are quantised where the runtime has int8.
     """
 
     says: str
@@ -30,6 +31,8 @@ class Method:
     capacity: float = 0.9
     objective: str = "mean"
     targets: tuple[str, ...] = ()
+    of: str = ""
+    int8: bool = False
 
 
 METHODS = {
@@ -39,15 +42,23 @@ METHODS = {
         says="the same, one target left out of training and priced by a few points",
         targets=("ort-cpu-1t", "openvino-cpu-1t"),
     ),
+    "ours-no-ort": Method(says="the same, another target left out", targets=("openvino-cpu-1t", "torch-cpu-1t")),
+    "ours-no-openvino": Method(says="the same, the third left out", targets=("ort-cpu-1t", "torch-cpu-1t")),
+    "ours-int8": Method(says="ours, slices in int8 where the runtime has it", of="ours", int8=True),
     "global": Method(says="one gate for all modules, trained", allocation="uniform"),
     "template": Method(says="one factor on a learned template", allocation="template"),
     "unconditional": Method(says="one vector of budgets for all B", allocation="unconditional"),
+    "uniform": Method(says="fixed, spread evenly over widths and blocks", allocation="fixed"),
     "cost": Method(says="fixed, in inverse proportion to price", allocation="fixed", start="cost"),
     "sensitivity": Method(says="fixed, in proportion to sensitivity", allocation="fixed", start="sensitivity"),
     "slimmable": Method(says="widths by one schedule, no experts", allocation="fixed", start="widths", experts=1),
     "shallow": Method(says="smaller backbone: fewer blocks, no experts", allocation="fixed", start="blocks", experts=1),
     "smat": Method(says="global sparsity 0.5, then sliced evenly", allocation="fixed", slices=False, capacity=0.5),
+    "smat-25": Method(says="global sparsity 0.25", allocation="fixed", slices=False, capacity=0.25),
+    "smat-75": Method(says="global sparsity 0.75", allocation="fixed", slices=False, capacity=0.75),
     "pruned": Method(says="frozen weights pruned evenly, prototypes", allocation="fixed", train=False, experts=1),
+    "template-int8": Method(says="template, in int8", allocation="template", of="template", int8=True),
+    "pruned-int8": Method(says="pruned, in int8", allocation="fixed", train=False, experts=1, of="pruned", int8=True),
 }
 
 

@@ -31,6 +31,7 @@ from apportion.models.network import Network
 from apportion.models.partition import Partition
 from apportion.testing.summary import Summary
 
+INT8 = "int8"  # stands before the sizes of slices in int8
 FOLDERS = {"text": "adapt_text", "vision": "adapt_vision"}
 
 
@@ -77,12 +78,17 @@ def measure_all(model: str, methods: dict) -> dict:
     assert all(order == orders[0] for order in orders)  # all start from the same importance, so blocks go alike
     partition = Partition.of(network).ordered(orders[0])
     rows = [row for method in methods.values() for row in method["rows"]]
-    return {
-        target: measure_sizes(
-            network, partition, [tuple(s) for row in rows if row["target"] == target for s in row["sizes"]], target
-        )
-        for target in dict.fromkeys(row["target"] for row in methods["ours"]["rows"])
-    }
+    found: dict[str, dict] = {}
+    for target in dict.fromkeys(row["target"] for row in methods["ours"]["rows"]):
+        every = [tuple(sizes) for row in rows if row["target"] == target for sizes in row["sizes"]]
+        in_float = [sizes for sizes in every if sizes[0] != INT8]
+        rounded = [sizes[1:] for sizes in every if sizes[0] == INT8]
+        found[target] = measure_sizes(network, partition, in_float, target)
+        if rounded:  # with inputs to set ranges by, a network is built in int8; the whole one stays in float
+            int8 = network.replace(calibration=(network.inputs,))
+            made = measure_sizes(int8, partition, rounded, target)
+            found[target] |= {f"{INT8} {sizes}": share for sizes, share in made.items()}
+    return found
 
 
 def measure_sizes(
@@ -92,7 +98,7 @@ def measure_sizes(
     keys, names = list(dict.fromkeys(every)), [module.name for module in partition]
     parts, shape = Parts.of(network, partition), Shape(batch=1, tokens=32)
     swept = sweep(network, parts, [dict(zip(names, key, strict=True)) for key in keys], working_target(target), shape)
-    print(f"{target}: {len(swept.samples)} of {len(keys)} measured", flush=True)
+    print(f"{target}: {len(swept.samples)} of {len(keys)} measured in {network.precision}", flush=True)
     whole = swept.baseline.value
     return {
         " ".join(map(str, keys[index])): [

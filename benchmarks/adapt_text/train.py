@@ -29,7 +29,11 @@ def main() -> None:
     torch.set_num_threads(8)
     args.out.mkdir(parents=True, exist_ok=True)
     suite = read_suite(args.suite, args.model, args.classes, ("train",))
-    workers = [forks().Process(target=work, args=(args, name, suite)) for name in args.methods.split(",")]
+    workers = [
+        forks().Process(target=work, args=(args, name, suite))
+        for name in args.methods.split(",")
+        if not METHODS[name].of
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -83,6 +87,7 @@ def work(args, method_name: str, suite: Suite) -> None:
         "seconds": {"prepare": ready - began, "train": time.perf_counter() - ready},
         "features": num_features,
         "targets": list(family.clocks),
+        "open": rows[-1]["open"] if rows else None,
         "orders": {module.name: list(module.order) for module in family.partition},
         "scores": {name: [round(float(s), 8) for s in score_U] for name, score_U in scores.items()},
         "state": trainer.state(),

@@ -12,6 +12,7 @@ from tests.pipeline.check import assert_one_line
 
 from apportion.cost.parts import Parts
 from apportion.device.measure import Session, Timing
+from apportion.errors import ApportionError
 from apportion.methods.adapt.adapt import adapt, read_learned
 from apportion.methods.adapt.folder import AdaptConfig
 from apportion.methods.adapt.specialise import MADE, WHOLE, Specialised, specialise, verify_specialised
@@ -98,7 +99,7 @@ def test_a_budget_is_kept_at_the_stated_confidence(trained, support, tmp_path, m
     """Measured just under the budget every time, but known well enough only at times."""
     asked = iter(errors)
 
-    def measured(*_):
+    def measured(*_, **__):
         error = next(asked)
         timings = {WHOLE: (timing(1.0),) * 2, MADE: (timing(0.59 - error), timing(0.59 + error))}
         return Session(timings, {"processes": 2})
@@ -113,6 +114,53 @@ def test_a_budget_is_kept_at_the_stated_confidence(trained, support, tmp_path, m
     assert result["met"] is certificate["met"] is met
     assert certificate["z"] == pytest.approx(1.645, abs=1e-3)
     assert result["utilisation"] == pytest.approx(0.59 / 0.6)
+
+
+@pytest.fixture(scope="module")
+def priced_in_int8(trained):
+    """A profile of a runtime that has int8, and one of its int8 in the run, which takes half the time."""
+    network = load("vit-64")
+    parts = Parts.of(network, Partition.of(network).ordered(json.loads((trained / "run" / "orders.json").read_text())))
+    profile_of(parts, "ort-cpu-1t").save(trained / "ort.json")
+    profile_of(parts, "ort-int8-cpu-1t", all_ms=4.0).save(trained / "run" / "profiles" / "ort-int8-cpu-1t.json")
+    return trained / "ort.json"
+
+
+def test_int8_gives_more_of_the_network_for_a_budget(trained, support, priced_in_int8):
+    asked = {"profile": priced_in_int8, "verify": False}
+    made = {
+        precision: specialise(trained / "run", str(support), "40%", trained / precision, precision=precision, **asked)
+        for precision in ("auto", "int8", "fp32")
+    }
+    assert [result["precision"] for result in made.values()] == ["int8", "int8", "fp32"]
+    assert made["auto"]["sizes"] == made["int8"]["sizes"]
+    assert sum(made["int8"]["sizes"].values()) > sum(made["fp32"]["sizes"].values())
+    assert all(result["upper_ms"] <= 0.4 * result["whole_ms"] for result in made.values())
+    roomy = specialise(trained / "run", str(support), "100%", trained / "roomy", **asked)
+    assert roomy["precision"] == "fp32"  # the whole network fits as it is
+
+
+def test_an_int8_model_answers_as_it_was_judged(trained, support, priced_in_int8):
+    asked = {"profile": priced_in_int8, "verify": False, "precision": "int8"}
+    result = specialise(trained / "run", str(support), "50%", trained / "answers", **asked)
+    made, domain = Specialised(trained / "answers"), read_support(str(support))
+    images = image_inputs(load("vit-64"), [np.asarray(image) for image in domain.content])
+    right = (made.probabilities(images).argmax(-1).numpy() == domain.label_N).mean()
+    assert right == pytest.approx(result["support_accuracy"])
+    assert load(str(trained / "answers" / "model")).precision == "int8"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"precision": "int8"}, "has no int8 that pays"),
+        ({"precision": "int4"}, "possible are auto, fp32, int8"),
+    ],
+)
+def test_a_precision_that_is_not_there_is_told(trained, support, tmp_path, changes, said):
+    with pytest.raises(ApportionError, match=said):
+        specialise(trained / "run", str(support), "60%", tmp_path / "task", **changes)
+    assert not (tmp_path / "task").exists()
 
 
 @pytest.mark.parametrize("head", ["prototype", "linear"])

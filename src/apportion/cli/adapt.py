@@ -38,6 +38,7 @@ def command(
     tightest: Annotated[float, typer.Option(help="Least budget trained for, as a share of the whole.")] = 0.15,
     batch: Annotated[int, typer.Option(help="Examples per forward pass that latency is about.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per example that latency is about.")] = 32,
+    int8: Annotated[bool, typer.Option("--int8", help="Price slices in int8, too, where a runtime has it.")] = False,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
@@ -63,6 +64,7 @@ def command(
         tightest=tightest,
         batch=batch,
         tokens=tokens,
+        int8=int8,
         seed=seed,
     )
     result = adapt(config, out, Bars(quiet=as_json))

@@ -27,6 +27,9 @@ def command(
     head: Annotated[str, typer.Option(help="cosine or prototype (class means), or linear (fitted).")] = "cosine",
     refine: Annotated[bool, typer.Option("--refine", help="One step on the mixture by the examples' losses.")] = False,
     risk: Annotated[float, typer.Option(help="Weight of their variance in that step; above 0 takes it.")] = 0.0,
+    precision: Annotated[
+        str, typer.Option(help="fp32, int8, or auto: int8 where adapt priced it and it pays.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     from apportion.core.budget import Budget
@@ -46,13 +49,15 @@ def command(
         head=head,
         refine=refine,
         risk=risk,
+        precision=precision,
         progress=Bars(quiet=as_json),
     )
     if as_json:
         print(json.dumps(result))
     else:
         limit = result["limits"]["latency"]
-        print(f"{len(result['classes'])} classes, {result['examples']} examples, {result['target']}")
+        print(f"{len(result['classes'])} classes, {result['examples']} examples", end="")
+        print(f", {result['target']}, {result['precision']}")
         print(f"budget {limit:.3g}ms of {result['whole_ms']:.3g}ms; bound {result['upper_ms']:.3g}ms", end="")
         print(f"; measured {result['measured_ms']:.3g}ms" if "measured_ms" in result else "; not measured")
         took = result["adaptation"]

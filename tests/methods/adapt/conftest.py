@@ -41,12 +41,14 @@ class Tiny:
         return Family(self.network, self.partition, self.clocks, 32, FamilyConfig(**settings))
 
 
-def profile_of(parts: Parts, target: str, *, heads: float = 1.0, quantile: float = 0.05) -> Profile:
+def profile_of(
+    parts: Parts, target: str, *, heads: float = 1.0, all_ms: float = 8.0, quantile: float = 0.05
+) -> Profile:
     """A profile whose law is known: every part costs its operations, attention ``heads`` times as much."""
     total = sum(part.flops for part in parts.parts)
     curves = {}
     for part in parts.parts:
-        slope = 8.0 * part.flops / total * (heads if part.signature.startswith("heads") else 1.0)
+        slope = all_ms * part.flops / total * (heads if part.signature.startswith("heads") else 1.0)
         curves[part.signature] = Curve(0.02, (1.0,), (slope,))
     law = AdditiveLaw(0.5, curves, parts.signature_of)
     cost = CostModel(law, bound=UpperBound(0.05, (quantile,), (30,)))

@@ -20,7 +20,7 @@ from apportion.cost.calibrate import calibrate
 from apportion.cost.parts import Parts
 from apportion.cost.profile import Profile
 from apportion.device.measure import Shape as InputShape
-from apportion.device.probe import working_target
+from apportion.device.probe import int8_twin, working_target
 from apportion.errors import ApportionError, DataError
 from apportion.methods.adapt.clock import Clock
 from apportion.methods.adapt.episodes import order_units, unit_scores
@@ -168,12 +168,13 @@ def _profiles(
     for name in config.profiles:
         profile = Profile.load(Path(name))
         given[profile.target.name] = profile
-    unknown = sorted(set(given) - set(config.targets))
+    twins = [twin.name for name in config.targets if config.int8 and (twin := int8_twin(working_target(name)))]
+    unknown = sorted(set(given) - {*config.targets, *twins})
     if unknown:
         raise DataError(f"a profile is of {unknown[0]}, which is not among the targets {', '.join(config.targets)}")
     shape = InputShape(batch=config.batch, tokens=config.tokens, seed=config.seed)
     found = []
-    for target in config.targets:
+    for target in (*config.targets, *twins):
         path = folder.profile(target)
         if not path.is_file():
             known = given.get(target)
@@ -182,7 +183,8 @@ def _profiles(
                     where = working_target(target)
                     known = calibrate(network, parts, where, shape, seed=config.seed, on_share=update)
             known.save(path)
-        found.append(Profile.load(path))
+        if target in config.targets:  # training knows float slices; int8 ones are chosen by their own prices
+            found.append(Profile.load(path))
     return found
 
 

@@ -22,7 +22,8 @@ class AdaptConfig:
     """What a run was asked for.
 
     ``tasks`` is a protocol's name, a TOML file of one, or domains between commas; ``profiles`` are files that calibrate
-    wrote, and targets without one are calibrated first.
+    wrote, and targets without one are calibrated first. With ``int8`` slices are priced in int8 as well, on targets
+    whose runtime has it.
     """
 
     model: str
@@ -42,6 +43,7 @@ class AdaptConfig:
     capacity: float = 0.9
     batch: int = 1
     tokens: int = 32
+    int8: bool = False
     rate: float = 2e-4
     seed: int = 0
 

@@ -24,27 +24,31 @@ from apportion.cost.parts import Parts
 from apportion.cost.profile import Profile
 from apportion.device.measure import Candidate, Session, measure
 from apportion.device.measure import Shape as InputShape
-from apportion.device.probe import working_target
+from apportion.device.probe import int8_twin, working_target
 from apportion.device.target import machine
 from apportion.errors import ApportionError, BudgetError, DataError
 from apportion.methods.adapt.adapt import Learned, read_learned
 from apportion.methods.adapt.clock import Clock
-from apportion.methods.adapt.folder import SpecialFolder
+from apportion.methods.adapt.folder import AdaptFolder, SpecialFolder
 from apportion.methods.adapt.pool import read_pool
 from apportion.methods.adapt.solve import refine_mixture, solve
 from apportion.models.load import load
 from apportion.models.network import Network, read_out
+from apportion.models.quantise import simulate
 from apportion.models.safefile import folder_digest
 from apportion.models.save import save as save_network
 from apportion.numerics.stats import normal_quantile
+from apportion.tasks.batches import Examples
 from apportion.tasks.domain import Domain
 from apportion.tasks.heads import Cosine, Head, Logistic, Prototype, class_means, cosines, left_out_means
+from apportion.tasks.shaped import shaped
 from apportion.tasks.support import read_support
 
 MAX_CHECKS = 4
 CONFIDENCE = 0.95
 Z = normal_quantile(CONFIDENCE)
 WHOLE, MADE = "whole", "made"
+PRECISIONS = ("auto", "fp32", "int8")
 HEADS: Mapping[str, Callable[[float], Head]] = {
     "cosine": lambda scale: Cosine(scale=scale),
     "prototype": lambda scale: Prototype(scale=scale),
@@ -64,6 +68,7 @@ def specialise(
     head: str = "cosine",
     refine: bool = False,
     risk: float = 0.0,
+    precision: str = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Makes a model for the task of a support set, within a budget on a target, and writes it with its certificate.
@@ -76,10 +81,14 @@ def specialise(
         head: what classifies features: class means by ``cosine`` or distance (``prototype``), or ``linear``, fitted.
         refine: one step on the mixture by the examples' losses, for as many forward passes as experts and two.
         risk: weight of the variance of the examples' losses in that step; above zero it is taken.
+        precision: ``fp32``, ``int8``, or ``auto``: int8 where the run has priced it on this target and the budget is
+            under the whole network in float, since more of the network then fits.
 
     Raises:
         InfeasibleError: the budget is under the floor.
     """
+    if precision not in PRECISIONS:
+        raise DataError(f"precision {precision!r} is not known; possible are {', '.join(PRECISIONS)}")
     if not 0 <= risk < float("inf"):
         raise DataError(f"risk {risk:g} is not possible; give 0 or more")
     if head not in HEADS:
@@ -95,23 +104,25 @@ def specialise(
     if len(limit) != 1 or limit[0].quantity != "latency" or limit[0].target not in (None, clock.name):
         raise BudgetError(f"budget {budget!r} is not one latency on {clock.name}; write it like 6ms or 30%")
     limit_ms = limit[0].value
-    asking = {"run": str(run), "support": support, "budget": budget, "target": clock.name}
+    ticking = int8_clock(learned, clock, run, precision, limit_ms) or clock
+    int8 = ticking is not clock
+    asking = {"run": str(run), "support": support, "budget": budget, "target": clock.name, "precision": precision}
     folder.start({**asking, "head": head, "risk": risk, "refine": refine})
     aimed_ms, session, made = limit_ms, None, None
     for _ in range(MAX_CHECKS):
         with progress.stage("adapt to the support set"):
-            made = _make(learned, clock, domain, aimed_ms, HEADS[head], refine or risk > 0, risk)
+            made = _make(learned, ticking, domain, aimed_ms, HEADS[head], refine or risk > 0, risk, int8=int8)
         save_network(made.network, folder.model)
         _write_head(folder, made)
         if not verify:
             break
         with progress.stage("measure in fresh processes"):
-            session = measure_pair(learned.config.model, folder.model, clock.name, clock.profile.shape)
+            session = measure_pair(learned.config.model, folder.model, clock.name, clock.profile.shape, int8=int8)
         ratio = session.ratio(MADE, WHOLE)
         surely_ms = (ratio.value + Z * ratio.stderr) * clock.whole_ms
         if surely_ms <= limit_ms:
             break
-        aimed_ms = max(clock.floor_ms(), 0.98 * aimed_ms * limit_ms / surely_ms)
+        aimed_ms = max(ticking.floor_ms(), 0.98 * aimed_ms * limit_ms / surely_ms)
     assert made is not None
     result: dict[str, Any] = {
         "budget": budget,
@@ -120,6 +131,7 @@ def specialise(
         "classes": list(domain.classes),
         "examples": len(domain),
         "head": head,
+        "precision": made.network.precision,
         "sizes": made.sizes,
         "mixture": made.alpha,
         "predicted_ms": made.predicted_ms,
@@ -157,6 +169,20 @@ def find_clock(learned: Learned, target: str | None, profile: Path | None) -> Cl
     return family.clocks[target]
 
 
+def int8_clock(learned: Learned, clock: Clock, run: Path, precision: str, limit_ms: float) -> Clock | None:
+    """The clock of int8 slices on a target, where they are asked for, or pay and were priced; None for float ones."""
+    if precision == "fp32" or (precision == "auto" and clock.whole_ms <= limit_ms):
+        return None
+    twin = int8_twin(clock.profile.target)
+    path = None if twin is None else AdaptFolder(run).profile(twin.name)
+    if path is None or not path.is_file():
+        if precision == "auto":
+            return None
+        reason = "has no int8 that pays" if twin is None else f"was not priced in int8 by {run}; adapt with --int8"
+        raise ApportionError(f"{clock.name} {reason}; or ask for fp32")
+    return Clock.of(Profile.load(path), Parts.of(learned.family.network, learned.family.partition))
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Made:
     """A specialised network with its head, and what making it took."""
@@ -182,6 +208,8 @@ def _make(
     head: Callable[[float], Head],
     refine: bool,
     risk: float,
+    *,
+    int8: bool,
 ) -> _Made:
     family, began = learned.family, time.perf_counter()
     rho = min(1.0, budget_ms / clock.whole_ms)
@@ -212,9 +240,11 @@ def _make(
         alpha_M, num_passes = refine_mixture(loss, alpha_M)
     refined = time.perf_counter()
     network = family.sliced(alpha_M, solved.sizes)
+    if int8:
+        network = network.replace(calibration=tuple(shaped(Examples((inputs,), domain.name), network)))
     sliced = time.perf_counter()
     with torch.no_grad():
-        feature_SF = functional.normalize(read_out(network, inputs).float(), dim=-1)
+        feature_SF = functional.normalize(read_out(as_run(network), inputs).float(), dim=-1)
         weight_FW, bias_W = head(scale).linear(feature_SF, label_S, ways)
     return _Made(
         network=network,
@@ -259,10 +289,17 @@ def _write_head(folder: SpecialFolder, made: _Made) -> None:
     folder.write("classes.json", {"classes": list(made.classes)})
 
 
-def measure_pair(whole: str, made: Path, target: str, shape: InputShape) -> Session:
-    """The model beside the whole network, in four fresh processes."""
+def as_run(network: Network) -> Network:
+    """What the runtime computes: int8 is simulated."""
+    return simulate(network) if network.precision == "int8" else network
+
+
+def measure_pair(whole: str, made: Path, target: str, shape: InputShape, *, int8: bool) -> Session:
+    """The model beside the whole network in float, in four fresh processes, both with the instructions it needs."""
     candidates = [Candidate(name=WHOLE, ref=whole), Candidate(name=MADE, ref=str(made))]
-    session = measure(candidates, working_target(target), shape, processes=4, tolerance=0.01)
+    where = working_target(target)
+    twin = int8_twin(where) if int8 else None
+    session = measure(candidates, where.with_isa(twin.isa) if twin else where, shape, processes=4, tolerance=0.01)
     session.require()
     return session
 
@@ -294,7 +331,7 @@ class Specialised:
     def __init__(self, path: Path) -> None:
         folder = SpecialFolder(path)
         self.classes = tuple(str(name) for name in folder.read("classes.json")["classes"])
-        self.network = load(str(folder.model))
+        self.network = as_run(load(str(folder.model)))
         tensors = load_file(folder.head)
         self.weight_FW, self.bias_W = tensors["weight_FW"], tensors["bias_W"]
         if self.weight_FW.shape[-1] != len(self.classes) or len(self.bias_W) != len(self.classes):
@@ -311,13 +348,14 @@ def verify_specialised(path: Path, progress: Progress | None = None) -> dict[str
     """Measures a specialised model again, beside the whole network; ``met`` says whether it keeps its promise."""
     folder = SpecialFolder(path)
     certificate = folder.certificate()
-    asked = folder.asked({"run", "support", "budget", "target", "head", "risk", "refine"})
+    asked = folder.asked({"run", "support", "budget", "target", "head", "risk", "refine", "precision"})
     if not folder.model.is_dir() or folder_digest(folder.model) != certificate.artefact:
         raise ApportionError(f"{folder.model} is not the model that was certified; specialise again")
     learned = read_learned(Path(asked["run"]))
     with (progress or Silent()).stage("measure in fresh processes"):
         shape = InputShape(**certificate.conditions["shape"])
-        session = measure_pair(learned.config.model, folder.model, certificate.target, shape)
+        int8 = load(str(folder.model)).precision == "int8"
+        session = measure_pair(learned.config.model, folder.model, certificate.target, shape, int8=int8)
     ratio, whole = session.ratio(MADE, WHOLE), next(iter(certificate.baseline.values())).value
     measured = Reading(value=ratio.value * whole, unit="ms", stderr=ratio.stderr * whole, count=ratio.count)
     limits = {limit.key: limit.value for limit in certificate.budget.limits}

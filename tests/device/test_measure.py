@@ -63,6 +63,15 @@ def test_whatever_becomes_of_a_candidate_is_recorded_and_the_others_are_measured
         session.require()
 
 
+def test_a_death_inside_the_timed_rounds_is_told_of_nobody_else():
+    factories = {"a": "small_linear", "bad": "illegal_when_timed", "b": "small_linear", "c": "small_linear"}
+    candidates = [Candidate(name=name, ref=f"tests.factories:{factory}") for name, factory in factories.items()]
+    session = measure(candidates, TARGET, Shape(), seconds=0.01, tolerance=1.0)
+    assert set(session.timings) == {*"abc"}
+    assert set(session.failures) == {"bad"}
+    assert "SIGILL" in session.failures["bad"].message
+
+
 def test_a_build_that_fails_is_recorded_and_the_others_are_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     target = find_target("ort-cpu-1t")

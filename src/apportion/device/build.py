@@ -84,7 +84,7 @@ def _build_some(
             "shape": shape,
             "candidates": [c | {"folder": str(drafts[c["name"]])} for c in wanted],
         }
-        ended = run_child(job, target.environment, limits, steps=len(wanted))
+        ended = run_child(job, target.environment, limits)
         for name, draft in drafts.items():
             if (draft / BUILT).is_file():
                 with contextlib.suppress(OSError):  # another process built the same meanwhile

@@ -36,6 +36,11 @@ def needs_build(target: Target) -> bool:
     return target.runtime not in ("torch", "compile")
 
 
+def model_files(artefact: Path) -> list[Path]:
+    """The files of a built artefact that make up the model, without the inputs that it is timed on."""
+    return sorted(path for path in artefact.iterdir() if path.suffix in (".onnx", ".data", ".bin", ".xml", ".pte"))
+
+
 def build_all(
     candidates: Sequence[dict[str, Any]],
     target: Target,

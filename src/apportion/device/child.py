@@ -1,4 +1,4 @@
-"""The child process that builds and times candidates, so that one that dies can't take the run with it.
+"""The child process that reads, builds and times candidates, so that one that dies can't take the run with it.
 
 Run as ``python -m apportion.device.child`` with a job on standard input; ``process.py`` is its only caller. Before it
 touches a candidate it marks it, which tells the parent whom a sudden death is about.
@@ -24,7 +24,7 @@ def main() -> None:
 
     target = Target(**job["target"])
     marker = Marker(Path(job["marker"]), job["steps"])
-    actions = {"build": _build, "time": _time, "answer": _answer}
+    actions = {"read": _read, "build": _build, "time": _time, "answer": _answer}
     _write(Path(job["result"]), actions[job["action"]](job, target, marker))
 
 
@@ -33,6 +33,24 @@ def _load(job: dict[str, Any], candidate: dict[str, Any]) -> Any:
 
     shape = {name: job["shape"][name] for name in ("batch", "tokens", "seed")}
     return load(candidate["ref"], factory=candidate["factory"], **shape)
+
+
+def _read(job: dict[str, Any], target: Any, marker: Any) -> dict[str, Any]:
+    """Takes the readings that need no clock, and writes them as it goes: the next may be its end."""
+    from apportion.device.read import LOAD, read_one
+    from apportion.errors import ApportionError
+
+    marker.at(LOAD)
+    try:
+        network = _load(job, job["candidate"])
+    except ApportionError as error:
+        return {"refused": " ".join(str(error).split())}
+    found: dict[str, Any] = {}
+    for name in job["steps"][1:]:
+        marker.at(name)
+        found[name] = read_one(name, network, target)
+        _write(Path(job["result"]), {"readings": found})
+    return {"readings": found}
 
 
 def _build(job: dict[str, Any], target: Any, marker: Any) -> dict[str, Any]:
@@ -80,12 +98,38 @@ def _time(job: dict[str, Any], target: Any, marker: Any) -> dict[str, Any]:
         else:
             failures[name] = {"kind": "non-finite", "message": "its outputs are not all finite"}
 
-    timed: dict[str, Any] = {"candidates": {}, "tight": True, "wall_per_cpu": 1.0, "load": 0.0, "steal_ratio": 0.0}
+    timed: dict[str, Any] = {
+        "candidates": {},
+        "tight": True,
+        "wall_s": 0.0,
+        "cpu_s": 0.0,
+        "load": 0.0,
+        "steal_ratio": 0.0,
+    }
     if steps:
         marker.waiting()
         with turn(cache_folder()):
             timed = time_in_turns(steps, seconds=job["seconds"], tolerance=job["tolerance"], mark=marker.at)
+            if job.get("energy_s"):
+                timed["energy"] = _add_energy(timed["candidates"], steps, job, target, marker)
     return {**timed, "failures": failures, "versions": _versions()}
+
+
+def _add_energy(timings: dict[str, Any], steps: dict[str, Any], job: dict[str, Any], target: Any, marker: Any) -> Any:
+    """Adds millijoules per call to the timings where the device has a counter, and says where they come from."""
+    from apportion.device.energy import find_source, read_energy
+    from apportion.errors import MeasureError
+
+    source = find_source(target.device, Path(job["rapl"]))
+    told = {"provenance": source.provenance, "why": source.why}
+    for name, step in steps.items() if source.joules is not None else ():
+        marker.at(name)
+        try:
+            reading = read_energy(step, source, seconds=job["energy_s"])
+        except MeasureError as error:
+            return {"provenance": "unavailable", "why": str(error)}
+        timings[name] |= {"energy_mj": reading.value, "energy_stderr_mj": reading.stderr}
+    return told
 
 
 def _answer(job: dict[str, Any], target: Any, _marker: Any) -> dict[str, Any]:
@@ -129,7 +173,7 @@ def time_in_turns(
     The order is reversed every other round, so that what one step leaves in the caches falls on all alike. ``mark``
     is told the name of every step before it runs, outside of the time taken.
     """
-    from apportion.numerics.stats import mad, median_stderr, quantile
+    from apportion.numerics.stats import bootstrap_interval, mad, median_stderr, quantile
 
     for name, step in steps.items():
         mark(name)
@@ -153,21 +197,25 @@ def time_in_turns(
             tight = all(1.96 * median_stderr(s) <= tolerance * quantile(s, 0.5) for s in samples_ms.values())
             if tight or time.perf_counter() > deadline:
                 break
-    spent_s = max(time.process_time() - cpu, 1e-9)
+    wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     steal_now, total_now = _cpu_ticks()
+    timings: dict[str, dict[str, float]] = {}
+    for name, samples in samples_ms.items():
+        low_ms, high_ms = bootstrap_interval(samples)
+        timings[name] = {
+            "median_ms": quantile(samples, 0.5),
+            "stderr_ms": median_stderr(samples),
+            "mad_ms": mad(samples),
+            "p95_ms": quantile(samples, 0.95),
+            "count": len(samples),
+            "low_ms": low_ms,
+            "high_ms": high_ms,
+        }
     return {
-        "candidates": {
-            name: {
-                "median_ms": quantile(samples, 0.5),
-                "stderr_ms": median_stderr(samples),
-                "mad_ms": mad(samples),
-                "p95_ms": quantile(samples, 0.95),
-                "count": len(samples),
-            }
-            for name, samples in samples_ms.items()
-        },
+        "candidates": timings,
         "tight": tight,
-        "wall_per_cpu": (time.perf_counter() - wall) / spent_s,
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
         "load": os.getloadavg()[0],
         "steal_ratio": (steal_now - steal) / max(total_now - total, 1),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -134,6 +135,23 @@ def test_graph_runtimes_compute_what_torch_computes(name, tmp_path):
     # int8 activations and weights carry about 1 % of the range as noise; f32 graphs differ by rounding alone
     tolerance = 1e-4 if target.precision == "fp32" else 0.15
     assert abs(output - wanted).max() <= tolerance * abs(wanted).max() + 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_network_computes_what_torch_computes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    target, network = find_target("compile-cpu-1t"), load("tests.factories:small_cnn")
+    images = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    network = network.replace(inputs={"0": images})
+    threads = torch.get_num_threads()
+    try:
+        (output,) = runtime_of(target).open_network(network, target)()
+    finally:
+        torch.set_num_threads(threads)
+    with torch.no_grad():
+        wanted = network.module(images)
+    torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_candidates_take_turns():

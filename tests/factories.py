@@ -61,15 +61,18 @@ def small_regressor():
 
 
 class _Misbehaving(nn.Module):
-    def __init__(self, act) -> None:
+    """Behaves for some calls, the first of which is the one that loading makes, then acts."""
+
+    def __init__(self, act, num_good: int = 1) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.act = act
+        self.num_good = num_good
         self.num_calls = 0
 
     def forward(self, x):
         self.num_calls += 1
-        if self.num_calls > 1:  # the first call is the one that loading makes
+        if self.num_calls > self.num_good:
             self.act()
         return self.linear(x)
 
@@ -89,6 +92,16 @@ def _illegal_instruction():
 def illegal():
     """Dies by a real illegal instruction."""
     return _Misbehaving(_illegal_instruction), torch.zeros(1, 4)
+
+
+def illegal_when_timed():
+    """Loads, opens and warms up like any other, and dies in the timed rounds by a real illegal instruction."""
+    return _Misbehaving(_illegal_instruction, num_good=8), torch.zeros(1, 4)
+
+
+def small_linear():
+    """Does what the misbehaving ones do before they misbehave."""
+    return _Misbehaving(None, num_good=10**9), torch.zeros(1, 4)
 
 
 def _eat_memory():

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import shutil
+import threading
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +27,29 @@ def timing(median_ms: float, stderr_ms: float = 0.01) -> Timing:
     return Timing(median_ms, stderr_ms, 0.1, median_ms * 1.1, 20)
 
 
+@pytest.fixture
+def counter(tmp_path, monkeypatch):
+    """A folder like the system's with one counter of a processor that draws ten watts."""
+    package = tmp_path / "intel-rapl:0"
+    package.mkdir()
+    (package / "max_energy_range_uj").write_text(str(10**12))
+    (package / "energy_uj").write_text("0")
+    done = threading.Event()
+
+    def draw():
+        while not done.wait(0.005):
+            draft = package / "draft"
+            draft.write_text(str(int(time.monotonic() * 1e7)))
+            draft.replace(package / "energy_uj")
+
+    drawing = threading.Thread(target=draw)
+    drawing.start()
+    monkeypatch.setattr("apportion.device.energy.RAPL", tmp_path)
+    yield
+    done.set()
+    drawing.join()
+
+
 def test_a_measured_model_has_a_positive_latency_with_its_conditions():
     candidates = [Candidate(name="a", ref="tests.factories:small_cnn")]
     session = measure(candidates, TARGET, Shape(), seconds=0.2)
@@ -31,6 +58,9 @@ def test_a_measured_model_has_a_positive_latency_with_its_conditions():
     assert reading.unit == "ms"
     assert reading.count >= 12
     assert session.conditions["processes"] == 1
+    assert session.conditions["wall_s"] > 0 < session.conditions["cpu_s"]
+    low_ms, high_ms = session.interval("a")
+    assert low_ms <= reading.value <= high_ms
     assert Session.from_json(session.to_json()) == session
 
 
@@ -61,6 +91,15 @@ def test_whatever_becomes_of_a_candidate_is_recorded_and_the_others_are_measured
     assert Session.from_json(session.to_json()) == session
     with pytest.raises(MeasureError, match=f"bad could not be measured: {kind}"):
         session.require()
+
+
+def test_a_death_inside_the_timed_rounds_is_told_of_nobody_else():
+    factories = {"a": "small_linear", "bad": "illegal_when_timed", "b": "small_linear", "c": "small_linear"}
+    candidates = [Candidate(name=name, ref=f"tests.factories:{factory}") for name, factory in factories.items()]
+    session = measure(candidates, TARGET, Shape(), seconds=0.01, tolerance=1.0)
+    assert set(session.timings) == {*"abc"}
+    assert set(session.failures) == {"bad"}
+    assert "SIGILL" in session.failures["bad"].message
 
 
 def test_a_build_that_fails_is_recorded_and_the_others_are_measured(tmp_path, monkeypatch):
@@ -98,6 +137,23 @@ def test_graph_runtimes_compute_what_torch_computes(name, tmp_path):
     assert abs(output - wanted).max() <= tolerance * abs(wanted).max() + 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_network_computes_what_torch_computes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    target, network = find_target("compile-cpu-1t"), load("tests.factories:small_cnn")
+    images = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    network = network.replace(inputs={"0": images})
+    threads = torch.get_num_threads()
+    try:
+        (output,) = runtime_of(target).open_network(network, target)()
+    finally:
+        torch.set_num_threads(threads)
+    with torch.no_grad():
+        wanted = network.module(images)
+    torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_candidates_take_turns():
     calls = []
     steps = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
@@ -131,7 +187,7 @@ def test_every_other_process_opens_the_candidates_in_reverse(monkeypatch, before
     def run_child(job, environment, limits, **options):
         orders.append([candidate["name"] for candidate in job["candidates"]])
         told = {name: vars(timing(1.0)) for name in orders[-1]}
-        conditions = {"tight": True, "wall_per_cpu": 1.0, "load": 0.0, "steal_ratio": 0.0, "versions": {}}
+        conditions = {"tight": True, "wall_s": 1.0, "cpu_s": 1.0, "load": 0.0, "steal_ratio": 0.0, "versions": {}}
         return Ended(result={"candidates": told, "failures": {}, **conditions})
 
     monkeypatch.setattr("apportion.device.measure.run_child", run_child)
@@ -146,7 +202,50 @@ def test_processes_can_be_added():
     one = Session({"a": (timing(10),)}, conditions)
     both = one.plus(Session({"a": (timing(12),)}, {**conditions, "tight": False, "load": 2.0}))
     assert both.latency("a").value == 11
-    assert both.conditions == {**conditions, "processes": 2, "tight": False, "load": 2.0}
+    assert both.conditions == {**conditions, "processes": 2, "tight": False, "load": 2.0, "disturbed": "noisy"}
+
+
+def test_what_was_stored_before_intervals_were_taken_is_read():
+    stored = {"median_ms": 1.0, "stderr_ms": 0.1, "mad_ms": 0.1, "p95_ms": 1.2, "count": 20}
+    session = Session.from_json({"timings": {"a": [stored]}, "conditions": {"processes": 1}, "failures": {}})
+    assert session.latency("a").value == 1.0
+    assert session.interval("a") is None
+    with pytest.raises(MeasureError, match="it was not asked for"):
+        session.energy("a")
+
+
+def test_the_interval_holds_that_of_every_process():
+    rows = (replace(timing(10), low_ms=9.0, high_ms=10.5), replace(timing(11), low_ms=10.0, high_ms=12.0))
+    assert Session({"a": rows}, {}).interval("a") == (9.0, 12.0)
+
+
+def test_energy_is_the_median_over_processes_with_their_spread():
+    rows = tuple(replace(timing(10), energy_mj=value, energy_stderr_mj=0.1) for value in (20.0, 22.0, 21.0))
+    reading = Session({"a": rows}, {}).energy("a")
+    assert (reading.value, reading.unit, reading.count) == (21.0, "mJ", 3)
+    assert reading.stderr > 1 / math.sqrt(3)
+
+
+@pytest.mark.parametrize("name", ["torch-cpu-1t", "ort-cpu-1t"])
+def test_energy_is_read_in_the_child_beside_the_latency(name, counter):
+    target = find_target(name)
+    if missing_packages(target):
+        pytest.skip(f"not installed: {missing_packages(target)}")
+    candidates = [Candidate(name="a", ref="tests.factories:small_cnn")]
+    session = measure(candidates, target, Shape(), seconds=0.01, tolerance=1.0, energy_seconds=0.2)
+    assert session.conditions["energy"] == {"provenance": "measured", "why": "RAPL, 1 package(s)"}
+    reading = session.energy("a")
+    assert reading.unit == "mJ"
+    assert reading.value > 0
+
+
+def test_energy_without_a_counter_is_unavailable_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr("apportion.device.energy.RAPL", tmp_path)
+    candidates = [Candidate(name="a", ref="tests.factories:small_linear")]
+    session = measure(candidates, TARGET, Shape(), seconds=0.01, tolerance=1.0, energy_seconds=0.1)
+    assert session.conditions["energy"]["provenance"] == "unavailable"
+    with pytest.raises(MeasureError, match="shows no RAPL counter"):
+        session.energy("a")
 
 
 def test_one_disturbed_process_of_many_does_not_widen_the_error():

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from apportion.device.energy import EnergySource, find_source, read_energy
-from apportion.device.memory import AllocatedPeak, LivenessPeak
+from apportion.device.memory import AllocatedPeak, CudaPeak, LivenessPeak
+from apportion.device.target import find_target
+from apportion.errors import MeasureError
 from apportion.models.network import Network, Origin
 
 
@@ -68,12 +70,42 @@ def test_without_a_counter_energy_is_unavailable_and_says_why(tmp_path):
     source = find_source("cpu", tmp_path)
     assert source.provenance == "unavailable"
     assert "RAPL" in source.why
-    with pytest.raises(ValueError, match="not available here"):
+    with pytest.raises(MeasureError, match="not available here"):
         read_energy(lambda: None, source)
 
 
 def test_energy_is_the_counters_growth_per_step():
-    ticks = iter([5.0, 7.0])
+    ticks = iter([5.0, 5.5, 6.0, 6.5, 7.0])
     reading = read_energy(lambda: None, EnergySource("measured", "test", lambda: next(ticks)), seconds=0.01)
     assert reading.value == pytest.approx(2000.0 / reading.count)
     assert reading.unit == "mJ"
+
+
+def test_a_counter_that_stands_still_is_no_measurement_of_nothing():
+    with pytest.raises(MeasureError, match=r"the counter \(test\) did not move"):
+        read_energy(lambda: None, EnergySource("measured", "test", lambda: 5.0), seconds=0.0)
+
+
+def test_memory_on_a_gpu_is_what_the_pass_adds_to_what_was_held(monkeypatch):
+    held, calls = {"now": 1000, "peak": 9999}, []
+
+    def open_network(network, target):
+        def step():
+            calls.append(target.name)
+            held["peak"] = max(held["peak"], held["now"] + 640)
+
+        return step
+
+    monkeypatch.setattr("apportion.device.runtimes.eager.RUNTIME.open_network", open_network)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held["now"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: held.update(peak=held["now"]))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: held["peak"])
+    assert CudaPeak(find_target("torch-cuda")).read(network_of(nn.Linear(1, 1), 1, 1)).value == 640
+    assert calls == ["torch-cuda"] * 2  # once before, as first use compiles and reserves
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_memory_on_a_real_gpu_holds_the_activations():
+    chain = nn.Sequential(nn.Linear(1000, 3000, bias=False), nn.Linear(3000, 100, bias=False))
+    assert CudaPeak(find_target("torch-cuda")).read(network_of(chain, 1, 1000)).value >= 4 * (3000 + 100)

@@ -13,7 +13,7 @@ from apportion.device.target import find_target
 CNN = "tests.factories:small_cnn"
 
 
-@pytest.mark.parametrize("target", ["torch-cpu-1t", "ort-cpu-1t"])
+@pytest.mark.parametrize("target", ["torch-cpu-1t", "ort-int8-cpu-1t"])
 def test_measure_reads_every_quantity_or_says_why_not(apportion, target):
     if missing_packages(find_target(target)):
         pytest.skip(f"not installed: {missing_packages(find_target(target))}")
@@ -22,17 +22,52 @@ def test_measure_reads_every_quantity_or_says_why_not(apportion, target):
     readings = told["readings"]
     assert readings["latency"]["value"] > 0
     assert readings["latency"]["p95"] >= readings["latency"]["value"] * 0.5
+    assert readings["latency"]["low"] <= readings["latency"]["value"] <= readings["latency"]["high"]
     assert readings["params"]["value"] > 100_000
-    assert told["conditions"]["processes"] == 2
+    if target.startswith("ort-int8"):  # a byte for each, and what the graph takes: the file that is opened
+        assert readings["size"]["value"] < 2 * readings["params"]["value"]
+        assert readings["size"]["provenance"] == "measured: int8.onnx"
+    else:
+        assert readings["size"]["value"] > 4 * readings["params"]["value"]
+    conditions = told["conditions"]
+    assert conditions["processes"] == 2
+    assert conditions["wall_s"] > 0 < conditions["cpu_s"]
+    assert (conditions["disturbed"] is None) == (told["disturbance"] is None) == conditions["tight"]
     for reading in readings.values():
         assert reading["provenance"]
         assert reading["value"] is not None or reading["provenance"].startswith("unavailable: ")
 
 
-def test_a_candidate_that_dies_is_told_and_not_a_traceback(apportion):
-    told = apportion.json("measure", "tests.factories:infinite", "--processes", 1)
+@pytest.mark.parametrize(
+    ("factory", "kind", "options"),
+    [
+        ("infinite", "non-finite", ()),
+        ("illegal", "died", ()),
+        ("crashing", "died", ()),
+        ("greedy_for_memory", "out of memory", ("--memory-limit", 1)),
+        ("hanging", "hung", ("--time-limit", 4)),
+    ],
+)
+def test_whatever_becomes_of_a_model_is_told_and_never_takes_the_command_down(apportion, factory, kind, options):
+    told = apportion.json("measure", f"tests.factories:{factory}", "--processes", 1, *options)
     assert told["exit"] == 4
-    assert told["failures"]["tests.factories:infinite"]["kind"] == "non-finite"
+    assert told["failures"][f"tests.factories:{factory}"]["kind"] == kind
+    readings = told["readings"]
+    assert readings["latency"]["value"] is None
+    assert readings["latency"]["provenance"].startswith(f"unavailable: {kind}: ")
+    if kind == "non-finite":
+        assert readings["flops"]["value"] > 0  # torch counts them all the same
+    else:
+        assert readings["flops"]["provenance"].startswith(f"unavailable: {kind}: ")
+    if kind != "hung":  # which a slow machine may be with loading already
+        assert readings["params"]["value"] == 20
+
+
+def test_a_model_that_there_is_not_is_refused_in_one_line(told):
+    done = told("measure", "no-such-model", "--json")
+    assert done.returncode == 2
+    assert "no model 'no-such-model'" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -36,13 +36,14 @@ def command(
     from apportion.cost.profile import Profile
     from apportion.cost.recalibrate import HOWS
     from apportion.cost.sample import CostError
+    from apportion.device.conditions import explain
 
     known = Profile.load(profile)
     if recalibrate is not None and (recalibrate not in HOWS or out is None):
         raise CostError(f"--recalibrate {recalibrate} needs one of {', '.join(HOWS)}, and -o FILE to write to")
     bars = Bars(quiet=as_json)
     with bars.stage("measure unseen slices") as update:
-        samples = measure_held_out(known, count=count, seed=seed, confirmed=model, on_share=update)
+        samples, conditions = measure_held_out(known, count=count, seed=seed, confirmed=model, on_share=update)
     if recalibrate is not None and out is not None:
         half = len(samples) // 2
         known = replace(known, cost=known.cost.recalibrated(samples[:half], recalibrate))  # type: ignore[arg-type]
@@ -55,10 +56,12 @@ def command(
         write_scatter(known, samples, plot)
     if as_json:
         told = {"profile": str(profile), "model": known.model, "target": known.target.name, "plot": plot and str(plot)}
-        print(json.dumps({**told, **found.to_json()}))
+        print(json.dumps({**told, **found.to_json(), "conditions": dict(conditions)}))
         return Exit.MET
     typer.echo(f"{known.model} on {known.target.name}")
     typer.echo(found.table())
+    if conditions.get("disturbed") == "busy":  # short timings are noisy by design, and the bound allows for it
+        typer.echo(explain(conditions))
     if plot is not None:
         typer.echo(f"plot: {plot}")
     if out is not None and recalibrate is not None:

@@ -30,6 +30,7 @@ def command(
     from apportion.cost.calibrate import calibrate
     from apportion.cost.parts import Parts
     from apportion.cost.profile import Profile
+    from apportion.device.conditions import explain
     from apportion.device.measure import Shape
     from apportion.device.probe import working_target
     from apportion.models.load import load
@@ -63,6 +64,7 @@ def command(
             "prices_ms": prices,
             "seconds": profile.seconds,
             "failures": dict(profile.failures),
+            "conditions": dict(profile.conditions),
         }
         print(json.dumps(told))
         return Exit.MET
@@ -79,5 +81,7 @@ def command(
     typer.echo(f"whole network {total:.4g}ms, smallest {profile.floor_ms or float('nan'):.4g}ms; {bound}")
     if profile.grid > 1:
         typer.echo(f"its kernels work on {profile.grid} channels at a time: widths between multiples cost the next one")
+    if profile.conditions.get("disturbed") == "busy":  # short timings are noisy by design, and the bound allows for it
+        typer.echo(explain(profile.conditions))
     typer.echo(f"calibrated in {profile.seconds:.0f} s; profile: {out}")
     return Exit.MET

@@ -134,6 +134,7 @@ def calibrate(
         seconds=time.perf_counter() - began,
         machine=machine(),
         failures={str(i): f"{failure.kind}: {failure.message}" for i, failure in swept.failures.items()},
+        conditions=swept.conditions,
     )
 
 

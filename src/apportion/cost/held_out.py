@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from apportion.cost.draw import draw_many
 from apportion.cost.parts import Parts
@@ -20,8 +21,8 @@ def measure_held_out(
     seed: int,
     confirmed: str | None = None,
     on_share: Callable[[float], None] | None = None,
-) -> list[Sample]:
-    """Draws and measures configurations of the profile's network.
+) -> tuple[list[Sample], Mapping[str, Any]]:
+    """Draws and measures configurations of the profile's network; also returns the conditions they ran under.
 
     Args:
         confirmed: the network's reference, which must be repeated where it is a factory: code named in a file is run
@@ -41,6 +42,5 @@ def measure_held_out(
     drawn = draw_many(parts, count, seed)
     swept = sweep(network, parts, drawn, profile.target, shape, on_chunk=on_share)
     scale = profile.baseline.value / swept.baseline.value  # predictions are about the machine as it was calibrated
-    return [
-        Sample(sample.shares, sample.latency_ms * scale, sample.stderr_ms * scale) for sample in swept.samples.values()
-    ]
+    samples = [Sample(s.shares, s.latency_ms * scale, s.stderr_ms * scale) for s in swept.samples.values()]
+    return samples, swept.conditions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Profile:
     seconds: float
     machine: Mapping[str, object]
     failures: Mapping[str, str]
+    conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Writes the profile; the file appears whole or not at all."""
@@ -54,6 +55,7 @@ class Profile:
             "seconds": self.seconds,
             "machine": dict(self.machine),
             "failures": dict(self.failures),
+            "conditions": dict(self.conditions),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -84,6 +86,7 @@ class Profile:
                 seconds=float(fields["seconds"]),
                 machine=dict(fields["machine"]),
                 failures=dict(fields["failures"]),
+                conditions=dict(fields.get("conditions", {})),
             )
         except CostError:
             raise

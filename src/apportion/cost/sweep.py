@@ -6,7 +6,8 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import reduce
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -15,6 +16,7 @@ from apportion.core.meter import Reading
 from apportion.cost.draw import Sizes
 from apportion.cost.parts import Parts
 from apportion.cost.sample import Sample
+from apportion.device.conditions import merged
 from apportion.device.measure import Candidate, Session, Shape, Timing, measure
 from apportion.device.process import Failure
 from apportion.device.target import Target
@@ -35,13 +37,15 @@ PROCESSES = 4
 class Swept:
     """Measured configurations: a sample for each that ran, a failure for each that did not, by its number.
 
-    ``drift`` is the relative standard error that all samples of one session share.
+    ``drift`` is the relative standard error that all samples of one session share; ``conditions`` are those of all
+    processes, and say what disturbed them where something did.
     """
 
     samples: Mapping[int, Sample]
     failures: Mapping[int, Failure]
     baseline: Reading
     drift: float = 0.0
+    conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -49,6 +53,7 @@ class Swept:
             "failures": {str(index): asdict(failure) for index, failure in self.failures.items()},
             "baseline": self.baseline.to_json(),
             "drift": self.drift,
+            "conditions": dict(self.conditions),
         }
 
     @classmethod
@@ -58,6 +63,7 @@ class Swept:
             {int(index): Failure(**failure) for index, failure in fields["failures"].items()},
             Reading.from_json(fields["baseline"]),
             float(fields.get("drift", 0.0)),
+            dict(fields.get("conditions", {})),
         )
 
 
@@ -85,6 +91,7 @@ def sweep(
     failures: dict[int, Failure] = {}
     wholes: list[Reading] = []
     drifts: list[float] = []
+    conditions: list[Mapping[str, Any]] = []
     size = chunk_size(network, len(configurations), MAX_CHUNK_CUDA if target.device == "cuda" else MAX_CHUNK)
     chunks = [range(start, min(start + size, len(configurations))) for start in range(0, len(configurations), size)]
     for done, chunk in enumerate(chunks):
@@ -93,6 +100,7 @@ def sweep(
         if session.failures.keys() & set(COPIES):
             session.require()
         session = _averaging_copies(session)
+        conditions.append(session.conditions)
         wholes.append(session.latency(WHOLE))
         for index in chunk:
             if str(index) in session.failures:
@@ -114,6 +122,7 @@ def sweep(
         failures,
         baseline,
         fmean(drift**2 for drift in drifts) ** 0.5,
+        reduce(merged, conditions),
     )
 
 

@@ -36,6 +36,11 @@ def needs_build(target: Target) -> bool:
     return target.runtime not in ("torch", "compile")
 
 
+def model_files(artefact: Path) -> list[Path]:
+    """The files of a built artefact that make up the model, without the inputs that it is timed on."""
+    return sorted(path for path in artefact.iterdir() if path.suffix in (".onnx", ".data", ".bin", ".xml", ".pte"))
+
+
 def build_all(
     candidates: Sequence[dict[str, Any]],
     target: Target,
@@ -84,7 +89,7 @@ def _build_some(
             "shape": shape,
             "candidates": [c | {"folder": str(drafts[c["name"]])} for c in wanted],
         }
-        ended = run_child(job, target.environment, limits, steps=len(wanted))
+        ended = run_child(job, target.environment, limits)
         for name, draft in drafts.items():
             if (draft / BUILT).is_file():
                 with contextlib.suppress(OSError):  # another process built the same meanwhile

@@ -1,7 +1,7 @@
-"""The child process that builds and times candidates, so that one that dies can't take the run with it.
+"""The child process that reads, builds and times candidates, so that one that dies can't take the run with it.
 
 Run as ``python -m apportion.device.child`` with a job on standard input; ``process.py`` is its only caller. Before it
-touches a candidate it names it in the marker file, which tells the parent whom a sudden death is about.
+touches a candidate it marks it, which tells the parent whom a sudden death is about.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ MIN_ROUNDS = 12
 
 def main() -> None:
     job = json.load(sys.stdin)
+    from apportion.device.marker import Marker
     from apportion.device.target import Target
 
     target = Target(**job["target"])
-    actions = {"build": _build, "time": _time, "answer": _answer}
-    _write(Path(job["result"]), actions[job["action"]](job, target))
+    marker = Marker(Path(job["marker"]), job["steps"])
+    actions = {"read": _read, "build": _build, "time": _time, "answer": _answer}
+    _write(Path(job["result"]), actions[job["action"]](job, target, marker))
 
 
 def _load(job: dict[str, Any], candidate: dict[str, Any]) -> Any:
@@ -32,14 +35,32 @@ def _load(job: dict[str, Any], candidate: dict[str, Any]) -> Any:
     return load(candidate["ref"], factory=candidate["factory"], **shape)
 
 
-def _build(job: dict[str, Any], target: Any) -> dict[str, Any]:
+def _read(job: dict[str, Any], target: Any, marker: Any) -> dict[str, Any]:
+    """Takes the readings that need no clock, and writes them as it goes: the next may be its end."""
+    from apportion.device.read import LOAD, read_one
+    from apportion.errors import ApportionError
+
+    marker.at(LOAD)
+    try:
+        network = _load(job, job["candidate"])
+    except ApportionError as error:
+        return {"refused": " ".join(str(error).split())}
+    found: dict[str, Any] = {}
+    for name in job["steps"][1:]:
+        marker.at(name)
+        found[name] = read_one(name, network, target)
+        _write(Path(job["result"]), {"readings": found})
+    return {"readings": found}
+
+
+def _build(job: dict[str, Any], target: Any, marker: Any) -> dict[str, Any]:
     """Builds the artefacts of candidates, one after the other."""
     from apportion.device.build import BUILT
     from apportion.device.runtimes import runtime_of
 
     failures = {}
     for candidate in job["candidates"]:
-        Path(job["marker"]).write_text(candidate["name"])
+        marker.at(candidate["name"])
         folder = Path(candidate["folder"])
         folder.mkdir()
         try:
@@ -51,19 +72,18 @@ def _build(job: dict[str, Any], target: Any) -> dict[str, Any]:
     return {"failures": failures}
 
 
-def _time(job: dict[str, Any], target: Any) -> dict[str, Any]:
+def _time(job: dict[str, Any], target: Any, marker: Any) -> dict[str, Any]:
     """Opens every candidate, checks that it computes finite numbers, and times those that do in turns."""
     from apportion.device.build import cache_folder
     from apportion.device.runtimes import runtime_of
     from apportion.device.turn import turn
 
-    marker = Path(job["marker"])
     runtime = runtime_of(target)
     steps: dict[str, Any] = {}
     failures: dict[str, dict[str, str]] = {}
     for candidate in job["candidates"]:
         name = candidate["name"]
-        marker.write_text(name)
+        marker.at(name)
         try:
             if candidate["artefact"] is not None:
                 step = runtime.open(Path(candidate["artefact"]), target)
@@ -78,17 +98,41 @@ def _time(job: dict[str, Any], target: Any) -> dict[str, Any]:
         else:
             failures[name] = {"kind": "non-finite", "message": "its outputs are not all finite"}
 
-    def mark(name: str) -> None:
-        marker.write_text(name)
-
-    timed: dict[str, Any] = {"candidates": {}, "tight": True, "wall_per_cpu": 1.0, "load": 0.0, "steal_ratio": 0.0}
+    timed: dict[str, Any] = {
+        "candidates": {},
+        "tight": True,
+        "wall_s": 0.0,
+        "cpu_s": 0.0,
+        "load": 0.0,
+        "steal_ratio": 0.0,
+    }
     if steps:
+        marker.waiting()
         with turn(cache_folder()):
-            timed = time_in_turns(steps, seconds=job["seconds"], tolerance=job["tolerance"], mark=mark)
+            timed = time_in_turns(steps, seconds=job["seconds"], tolerance=job["tolerance"], mark=marker.at)
+            if job.get("energy_s"):
+                timed["energy"] = _add_energy(timed["candidates"], steps, job, target, marker)
     return {**timed, "failures": failures, "versions": _versions()}
 
 
-def _answer(job: dict[str, Any], target: Any) -> dict[str, Any]:
+def _add_energy(timings: dict[str, Any], steps: dict[str, Any], job: dict[str, Any], target: Any, marker: Any) -> Any:
+    """Adds millijoules per call to the timings where the device has a counter, and says where they come from."""
+    from apportion.device.energy import find_source, read_energy
+    from apportion.errors import MeasureError
+
+    source = find_source(target.device, Path(job["rapl"]))
+    told = {"provenance": source.provenance, "why": source.why}
+    for name, step in steps.items() if source.joules is not None else ():
+        marker.at(name)
+        try:
+            reading = read_energy(step, source, seconds=job["energy_s"])
+        except MeasureError as error:
+            return {"provenance": "unavailable", "why": str(error)}
+        timings[name] |= {"energy_mj": reading.value, "energy_stderr_mj": reading.stderr}
+    return told
+
+
+def _answer(job: dict[str, Any], target: Any, _marker: Any) -> dict[str, Any]:
     """Runs an artefact on given inputs and keeps its outputs."""
     import numpy
     from safetensors.numpy import load_file, save_file
@@ -121,16 +165,18 @@ def _finite(output: Any) -> bool:
     return array.dtype.kind not in "fc" or bool(numpy.isfinite(array).all())
 
 
-def time_in_turns(steps: dict[str, Any], *, seconds: float, tolerance: float, mark: Any = None) -> dict[str, Any]:
+def time_in_turns(
+    steps: dict[str, Any], *, seconds: float, tolerance: float, mark: Callable[[str], None] = lambda name: None
+) -> dict[str, Any]:
     """Times the steps in interleaved rounds until every median is known within ``tolerance``, or the time is up.
 
-    The order is reversed every other round, so that what one step leaves in the caches falls on all alike.
+    The order is reversed every other round, so that what one step leaves in the caches falls on all alike. ``mark``
+    is told the name of every step before it runs, outside of the time taken.
     """
-    from apportion.numerics.stats import mad, median_stderr, quantile
+    from apportion.numerics.stats import bootstrap_interval, mad, median_stderr, quantile
 
     for name, step in steps.items():
-        if mark is not None:
-            mark(name)
+        mark(name)
         for _ in range(3):
             step()
     samples_ms: dict[str, list[float]] = {name: [] for name in steps}
@@ -141,6 +187,7 @@ def time_in_turns(steps: dict[str, Any], *, seconds: float, tolerance: float, ma
     tight = False
     while True:
         for name in names:
+            mark(name)
             began = time.perf_counter_ns()
             steps[name]()
             samples_ms[name].append((time.perf_counter_ns() - began) / 1e6)
@@ -150,21 +197,25 @@ def time_in_turns(steps: dict[str, Any], *, seconds: float, tolerance: float, ma
             tight = all(1.96 * median_stderr(s) <= tolerance * quantile(s, 0.5) for s in samples_ms.values())
             if tight or time.perf_counter() > deadline:
                 break
-    spent_s = max(time.process_time() - cpu, 1e-9)
+    wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     steal_now, total_now = _cpu_ticks()
+    timings: dict[str, dict[str, float]] = {}
+    for name, samples in samples_ms.items():
+        low_ms, high_ms = bootstrap_interval(samples)
+        timings[name] = {
+            "median_ms": quantile(samples, 0.5),
+            "stderr_ms": median_stderr(samples),
+            "mad_ms": mad(samples),
+            "p95_ms": quantile(samples, 0.95),
+            "count": len(samples),
+            "low_ms": low_ms,
+            "high_ms": high_ms,
+        }
     return {
-        "candidates": {
-            name: {
-                "median_ms": quantile(samples, 0.5),
-                "stderr_ms": median_stderr(samples),
-                "mad_ms": mad(samples),
-                "p95_ms": quantile(samples, 0.95),
-                "count": len(samples),
-            }
-            for name, samples in samples_ms.items()
-        },
+        "candidates": timings,
         "tight": tight,
-        "wall_per_cpu": (time.perf_counter() - wall) / spent_s,
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
         "load": os.getloadavg()[0],
         "steal_ratio": (steal_now - steal) / max(total_now - total, 1),
     }

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from apportion.core.meter import Reading
+from apportion.errors import MeasureError
+from apportion.numerics.stats import mean_stderr
 
 RAPL = Path("/sys/class/powercap")
+NUM_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -27,16 +30,30 @@ def find_source(device: str, rapl: Path = RAPL) -> EnergySource:
     return _nvml() if device == "cuda" else _rapl(rapl)
 
 
-def read_energy(step: Callable[[], Any], source: EnergySource, *, seconds: float = 2.0) -> Reading:
-    """Millijoules per step over a period long enough for the counter; includes whatever else ran meanwhile."""
+def read_energy(step: Callable[[], Any], source: EnergySource, *, seconds: float = 1.0) -> Reading:
+    """Millijoules per step over a period long enough for the counter; includes whatever else ran meanwhile.
+
+    The period is cut into a few parts, whose spread is the error.
+
+    Raises:
+        MeasureError: there is no counter, or it did not move.
+    """
     if source.joules is None:
-        raise ValueError(f"energy is not available here: {source.why}")
-    count, began = 0, time.perf_counter()
-    before = source.joules()
-    while time.perf_counter() - began < seconds:
-        step()
-        count += 1
-    return Reading(value=(source.joules() - before) * 1e3 / count, unit="mJ", count=count)
+        raise MeasureError(f"energy is not available here: {source.why}")
+    per_step_mj, count, start = [], 0, source.joules()
+    before = start
+    for _ in range(NUM_PARTS):
+        steps, began = 0, time.perf_counter()
+        while not steps or time.perf_counter() - began < seconds / NUM_PARTS:
+            step()
+            steps += 1
+        now = source.joules()
+        per_step_mj.append((now - before) * 1e3 / steps)
+        count, before = count + steps, now
+    if before <= start:
+        raise MeasureError(f"the counter ({source.why}) did not move in {count} calls")
+    value_mj = (before - start) * 1e3 / count
+    return Reading(value=value_mj, unit="mJ", stderr=mean_stderr(per_step_mj), count=count)
 
 
 def _rapl(folder: Path) -> EnergySource:

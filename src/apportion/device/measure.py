@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from apportion.core.meter import Reading
+from apportion.device import energy
 from apportion.device.build import build_all, needs_build
+from apportion.device.conditions import conditions_of, merged
 from apportion.device.process import Failure, Limits, run_child
 from apportion.device.target import Target
 from apportion.errors import MeasureError
 from apportion.numerics.stats import mad, mean_stderr
 
-_WORST = ("wall_per_cpu", "load", "steal_ratio")
 MANY_PROCESSES = 5
 MEDIAN_FACTOR = 1.2533  # the standard error of a median over that of a mean, for a normal variable
 
@@ -43,13 +44,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Timing:
-    """One candidate in one process."""
+    """One candidate in one process.
+
+    ``low_ms`` and ``high_ms`` bound the median at 95 % by the bootstrap; None in what was stored before they were
+    taken. ``energy_mj`` is per call, where it was asked for and the device has a counter.
+    """
 
     median_ms: float
     stderr_ms: float
     mad_ms: float
     p95_ms: float
     count: int
+    low_ms: float | None = None
+    high_ms: float | None = None
+    energy_mj: float | None = None
+    energy_stderr_mj: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,29 +82,11 @@ class Session:
             raise MeasureError(f"{name} could not be measured: {failure.kind}: {failure.message}")
         return self
 
-    @property
-    def too_busy(self) -> str | None:
-        """A line on why the intervals are not tight, or None where they are."""
-        if self.conditions.get("tight", True):
-            return None
-        told = {name: self.conditions.get(name, 0.0) for name in ("wall_per_cpu", "load", "steal_ratio")}
-        return (
-            f"machine too busy: wall/CPU {told['wall_per_cpu']:.1f}, load {told['load']:.1f}, "
-            f"stolen {told['steal_ratio']:.0%}"
-        )
-
     def plus(self, other: Session) -> Session:
         """This session with the processes of another added."""
-        worst = {name: max(self.conditions[name], other.conditions[name]) for name in _WORST}
-        conditions = {
-            **self.conditions,
-            **worst,
-            "processes": self.conditions["processes"] + other.conditions["processes"],
-            "tight": self.conditions["tight"] and other.conditions["tight"],
-        }
         both = self.timings.keys() & other.timings.keys()
         timings = {name: rows + other.timings[name] for name, rows in self.timings.items() if name in both}
-        return Session(timings, conditions, {**self.failures, **other.failures})
+        return Session(timings, merged(self.conditions, other.conditions), {**self.failures, **other.failures})
 
     def latency(self, name: str) -> Reading:
         """Median over processes of the median latency; with several processes their spread is in the error."""
@@ -105,6 +96,29 @@ class Session:
         between = _between(medians)
         count = sum(timing.count for timing in timings)
         return Reading(value=statistics.median(medians), unit="ms", stderr=max(within, between), count=count)
+
+    def interval(self, name: str) -> tuple[float, float] | None:
+        """What holds the 95 % bootstrap interval of every process; None where one has none."""
+        bounds = [(t.low_ms, t.high_ms) for t in self.timings[name] if t.low_ms is not None and t.high_ms is not None]
+        if len(bounds) < len(self.timings[name]):
+            return None
+        return min(low for low, _ in bounds), max(high for _, high in bounds)
+
+    def energy(self, name: str) -> Reading:
+        """Millijoules per call: the median over processes; with several processes their spread is in the error.
+
+        Raises:
+            MeasureError: it was not measured; says why.
+        """
+        read = [(t.energy_mj, t.energy_stderr_mj) for t in self.timings[name] if t.energy_mj is not None]
+        if not read:
+            why = self.conditions.get("energy", {}).get("why", "it was not asked for")
+            raise MeasureError(f"the energy of {name} was not measured: {why}")
+        values = [value for value, _ in read]
+        within = statistics.fmean(error for _, error in read) / len(read) ** 0.5
+        return Reading(
+            value=statistics.median(values), unit="mJ", stderr=max(within, _between(values)), count=len(values)
+        )
 
     def ratio(self, name: str, to: str) -> Reading:
         """Latency relative to another candidate in the same processes."""
@@ -143,6 +157,7 @@ def measure(
     processes: int = 1,
     seconds: float = 3.0,
     tolerance: float = 0.01,
+    energy_seconds: float = 0.0,
     before: int = 0,
     limits: Limits | None = None,
     on_step: Callable[[], None] | None = None,
@@ -155,6 +170,8 @@ def measure(
 
     Args:
         seconds: of timing per process; it ends earlier once every median is known within ``tolerance``.
+        energy_seconds: of reading the device's energy counter for every candidate in every process, after timing; where
+            there is none, ``conditions["energy"]`` says why.
         before: how many processes of the same session came before these.
         limits: on time and memory of every child process.
         on_step: called after each build and each process, for progress display.
@@ -178,6 +195,8 @@ def measure(
                 "shape": asdict(shape),
                 "seconds": seconds,
                 "tolerance": tolerance,
+                "energy_s": energy_seconds,
+                "rapl": str(energy.RAPL),
             },
             target.environment,
             limits,
@@ -193,7 +212,7 @@ def measure(
             tell()
         jobs = [job for job in jobs if job["name"] not in failures]
     timings = {job["name"]: tuple(Timing(**run["candidates"][job["name"]]) for run in runs) for job in jobs}
-    return Session(timings, _conditions(runs), failures)
+    return Session(timings, conditions_of(runs, target.threads), failures)
 
 
 def _between(values: Sequence[float]) -> float:
@@ -201,14 +220,3 @@ def _between(values: Sequence[float]) -> float:
     if len(values) < MANY_PROCESSES:
         return mean_stderr(values) if len(values) > 1 else 0.0
     return MEDIAN_FACTOR * mad(values) / len(values) ** 0.5
-
-
-def _conditions(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        "processes": len(runs),
-        "tight": all(run["tight"] for run in runs),
-        "wall_per_cpu": max((run["wall_per_cpu"] for run in runs), default=0.0),
-        "load": max((run["load"] for run in runs), default=0.0),
-        "steal_ratio": max((run["steal_ratio"] for run in runs), default=0.0),
-        "versions": runs[0]["versions"] if runs else {},
-    }

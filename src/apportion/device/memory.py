@@ -1,4 +1,4 @@
-"""Peak activation memory, read in two ways: torch's allocations as they happen, and liveness on the exported graph."""
+"""Peak activation memory: torch's allocations as they happen, liveness on the exported graph, and CUDA's allocator."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from apportion.core.meter import Reading
+from apportion.device.target import Target
 from apportion.models.network import Network, forward
 
 
@@ -74,6 +75,30 @@ class LivenessPeak:
         positional = tuple(model.inputs[key] for key in sorted(model.inputs) if key.isdigit())
         program = torch.export.export(model.module, positional, named, strict=False)
         return Reading(value=float(peak_of_graph(program.graph_module.graph)), unit=self.unit)
+
+
+class CudaPeak:
+    """Most bytes that torch held on the GPU at once in a pass as the target runs it, beyond those held before.
+
+    The network's module is left on the GPU.
+    """
+
+    unit = "B"
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def read(self, model: Network) -> Reading:
+        from apportion.device.runtimes.eager import RUNTIME
+
+        step = RUNTIME.open_network(model, self.target)
+        step()  # what is compiled or reserved on first use is not of the pass
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+        return Reading(value=float(torch.cuda.max_memory_allocated() - before), unit=self.unit)
 
 
 def peak_of_graph(graph: torch.fx.Graph) -> int:

@@ -9,9 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from apportion.device.marker import Marker
 
 DEFAULT_MEMORY_BYTES = 16 * 2**30
 _POLL_S = 0.2
@@ -19,7 +22,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long a child may take and how much memory it may hold."""
+    """How long a child may take for one step (a candidate, a reading) and how much memory it may hold."""
 
     seconds: float = 300.0
     memory_bytes: int = DEFAULT_MEMORY_BYTES
@@ -38,17 +41,28 @@ class Failure:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: with a result, or with a failure about the candidate it was working on (if it said)."""
+    """How a child ended: with a failure about the step it was at (if it said), or without.
+
+    ``result`` is what it had written by then; some actions write as they go.
+    """
 
     result: dict[str, Any] | None
     failure: Failure | None = None
     culprit: str | None = None
 
 
-def run_child(job: dict[str, Any], environment: dict[str, str], limits: Limits, steps: int = 1) -> Ended:
-    """Runs one job in a fresh process, which may take the time limit for each of its steps."""
+def run_child(job: dict[str, Any], environment: dict[str, str], limits: Limits, steps: Sequence[str] = ()) -> Ended:
+    """Runs one job in a fresh process.
+
+    Args:
+        steps: what the child works on, by the names that it marks; each may take the time limit. By default the names
+            of the job's candidates.
+    """
+    steps = steps or [candidate["name"] for candidate in job.get("candidates", ())]
     with tempfile.TemporaryDirectory(prefix="apportion-") as scratch:
-        result, marker, errors = (Path(scratch) / name for name in ("result.json", "marker", "errors"))
+        result, place, errors = (Path(scratch) / name for name in ("result.json", "marker", "errors"))
+        marker = Marker(place, steps)
+        told = {**job, "result": str(result), "marker": str(place), "steps": list(steps)}
         search = os.pathsep.join(path for path in sys.path if path)  # a factory is found where the parent found it
         with errors.open("wb") as log:
             process = subprocess.Popen(
@@ -60,23 +74,21 @@ def run_child(job: dict[str, Any], environment: dict[str, str], limits: Limits, 
             )
         try:
             assert process.stdin is not None
-            process.stdin.write(json.dumps({**job, "result": str(result), "marker": str(marker)}).encode())
+            process.stdin.write(json.dumps(told).encode())
             process.stdin.close()
-            failure = _watch(process, limits, steps)
+            failure = _watch(process, limits, marker, max(len(steps), 1))
         finally:
             if process.poll() is None:
                 process.kill()
             process.wait()
-        culprit = marker.read_text() if marker.is_file() else None
         if failure is None and process.returncode < 0:
             name = signal.Signals(-process.returncode).name
             failure = Failure("died", f"killed by {name}{_HINTS.get(name, '')}")
         if failure is None and (process.returncode or not result.is_file()):
             lines = errors.read_text(errors="replace").strip().splitlines()
             failure = Failure("failed", lines[-1][:300] if lines else f"exit code {process.returncode}")
-        if failure is not None:
-            return Ended(None, failure, culprit)
-        return Ended(json.loads(result.read_text()))
+        written = json.loads(result.read_text()) if result.is_file() else None
+        return Ended(written, failure, marker.step if failure else None)
 
 
 _HINTS = {
@@ -85,16 +97,24 @@ _HINTS = {
 }
 
 
-def _watch(process: subprocess.Popen[bytes], limits: Limits, steps: int) -> Failure | None:
-    deadline = time.monotonic() + limits.seconds * steps
+def _watch(process: subprocess.Popen[bytes], limits: Limits, marker: Marker, num_steps: int) -> Failure | None:
+    """Waits for the end; one step may take the time limit, and all together as many times that as there are steps."""
+    begun, on_step_s, in_all_s, last = marker.num_begun, 0.0, 0.0, time.monotonic()
     while True:
         try:
             process.wait(_POLL_S)
             return None
         except subprocess.TimeoutExpired:
             pass
-        if time.monotonic() > deadline:
-            return Failure("hung", f"killed after {limits.seconds * steps:g} s")
+        passed_s, last = time.monotonic() - last, time.monotonic()
+        if not marker.is_waiting:
+            on_step_s = on_step_s + passed_s if marker.num_begun == begun else 0.0
+            in_all_s += passed_s
+            begun = marker.num_begun
+        if on_step_s > limits.seconds:
+            return Failure("hung", f"killed after {limits.seconds:g} s")
+        if in_all_s > limits.seconds * num_steps:
+            return Failure("hung", f"killed after {limits.seconds * num_steps:g} s")
         held = _resident_bytes(process.pid)
         if held > limits.memory_bytes:
             return Failure("out of memory", f"held {held / 2**30:.1f} GiB of {limits.memory_bytes / 2**30:.1f} allowed")

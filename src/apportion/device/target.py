@@ -1,4 +1,4 @@
-"""Targets: where and how a model will run. A target's name is its identity in budgets, stores and certificates.
+"""Targets: where and how a model will run. Budgets and certificates go by a target's name, stores by its identity.
 
 A name reads ``runtime[-precision]-device[-threads]``: ``torch-cpu-1t``, ``ort-int8-cpu-2t``, ``compile-cuda``.
 """

@@ -7,6 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from apportion.device.measure import Session, Timing
+from apportion.device.store import Store
+from apportion.device.target import find_target
+from apportion.errors import BudgetError
 from apportion.methods.compress import bench
 from apportion.methods.compress.bench import Bench
 
@@ -46,3 +49,34 @@ def test_an_unclear_check_takes_one_more_at_a_time_up_to_three_times_as_many(mea
     count, asked = measured(9.0, 4, clear=lambda session: False)
     assert count == 12
     assert asked == [(2, 0), (2, 2), *((1, before) for before in range(4, 12))]
+
+
+def test_what_was_measured_under_another_instruction_cap_is_measured_again(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    plain = find_target("openvino-int8-cpu-1t")
+    session, caps = Session({}, {"processes": 1}), []
+
+    def check(target):
+        def measure(*_):
+            caps.append(target.isa)
+            return session
+
+        stand = SimpleNamespace(run="run", target=target, store=Store(tmp_path / "store.sqlite"), measure=measure)
+        Bench.session(stand, tmp_path / "model", None, None)
+
+    for target in (plain, plain.with_isa("AVX2"), plain, plain.with_isa("AVX2")):
+        check(target)
+    assert caps == [None, "AVX2"]
+
+
+def test_a_profile_made_under_another_instruction_cap_is_refused(monkeypatch):
+    plain = find_target("openvino-int8-cpu-1t")
+    shape = SimpleNamespace(batch=1, tokens=64)
+    profile = SimpleNamespace(target=plain.with_isa("AVX2"), shape=shape, grid=1, widths=False)
+    monkeypatch.setattr(bench.Profile, "load", lambda path: profile)
+    stand = SimpleNamespace(config=SimpleNamespace(profile="p.json"), target=plain, shape=shape)
+    parts = SimpleNamespace(seen=lambda **_: None)
+    with pytest.raises(
+        BudgetError, match=r"is about openvino-int8-cpu-1t\+AVX2, .* the run about openvino-int8-cpu-1t;"
+    ):
+        Bench.known(stand, None, parts)

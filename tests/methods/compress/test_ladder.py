@@ -12,10 +12,10 @@ from apportion.core.budget import Budget
 from apportion.core.certificate import Certificate
 from apportion.core.meter import Reading
 from apportion.device.answers import build
+from apportion.device.build import model_files
 from apportion.device.measure import Candidate, Shape
 from apportion.device.target import find_target
 from apportion.errors import ApportionError, InfeasibleError
-from apportion.methods.compress.bench import model_files
 from apportion.methods.compress.ladder import Ladder, retarget, serve_ladder
 from apportion.methods.compress.rundir import FitConfig, RunDir
 from apportion.models.cut import slice_network

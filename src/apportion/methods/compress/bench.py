@@ -15,7 +15,7 @@ from apportion.cost.parts import Parts
 from apportion.cost.profile import Profile
 from apportion.cost.sweep import Swept, sweep
 from apportion.device.answers import answers, build
-from apportion.device.build import needs_build
+from apportion.device.build import model_files, needs_build
 from apportion.device.measure import Candidate, Session, Shape, measure
 from apportion.device.meters import FlopCount, ParameterCount, SizeOnDisk
 from apportion.device.probe import working_target
@@ -52,7 +52,7 @@ class Bench:
         def now() -> dict[str, Any]:
             return sweep(network, parts, sizes, target, self.shape, seconds_each=0.2).to_json()
 
-        stored = self.store.get_or_make({"run": self.run, "what": "anchors", "target": target.name}, now)
+        stored = self.store.get_or_make({"run": self.run, "what": "anchors", "target": target.identity}, now)
         return calibrate_quickly(parts, Swept.from_json(stored))
 
     def known(self, network: Network, parts: Parts) -> Anchored:
@@ -60,9 +60,10 @@ class Bench:
         assert self.config.profile is not None
         profile = Profile.load(Path(self.config.profile))
         parts = parts.seen(grid=profile.grid, widths=profile.widths)
-        if profile.target.name != self.target.name or profile.shape != self.shape:
-            where = f"{profile.target.name}, batch {profile.shape.batch}, {profile.shape.tokens} tokens"
-            raise BudgetError(f"{self.config.profile} is about {where}, the run about {self.target.name}; calibrate it")
+        if profile.target.identity != self.target.identity or profile.shape != self.shape:
+            where = f"{profile.target.identity}, batch {profile.shape.batch}, {profile.shape.tokens} tokens"
+            here = self.target.identity
+            raise BudgetError(f"{self.config.profile} is about {where}, the run about {here}; calibrate it")
         if parts.signature_of != dict(profile.cost.law.signature_of) or profile.floor_ms is None:
             raise BudgetError(f"{self.config.profile} is about {profile.model}, whose parts differ; calibrate again")
         return Anchored(profile.cost, parts, profile.baseline, Reading(value=profile.floor_ms, unit="ms"))
@@ -101,7 +102,7 @@ class Bench:
 
     def session(self, folder: Path, clear: Callable[[Session], bool], over: Callable[[Session], bool]) -> Session:
         """The measurements of the model in a folder beside the original; taken once per content."""
-        what = {"run": self.run, "what": "check", "model": folder_digest(folder)}
+        what = {"run": self.run, "what": "check", "target": self.target.identity, "model": folder_digest(folder)}
         return Session.from_json(self.store.get_or_make(what, lambda: self.measure(folder, clear, over).to_json()))
 
     def measure(
@@ -165,11 +166,6 @@ def read_artefact(
         else:
             readings[latency.key] = session.latency(FINAL)
     return readings
-
-
-def model_files(artefact: Path) -> list[Path]:
-    """The files of a built artefact that make up the model, without the inputs that it is timed on."""
-    return sorted(path for path in artefact.iterdir() if path.suffix in (".onnx", ".data", ".bin", ".xml", ".pte"))
 
 
 def budget_target(budget: Budget, option: str | None) -> Target:

@@ -14,11 +14,11 @@ import torch
 from apportion.core.folder import whole_folder
 from apportion.core.progress import Progress, Silent
 from apportion.device.answers import build
+from apportion.device.build import model_files
 from apportion.device.measure import Candidate, Shape
 from apportion.device.probe import working_target
 from apportion.device.runtimes.graph import Outputs
 from apportion.errors import ApportionError, ModelError
-from apportion.methods.compress.bench import model_files
 from apportion.methods.compress.rundir import RunDir
 from apportion.methods.compress.verify import certified_artefact, confirm_factory
 from apportion.models.load import load

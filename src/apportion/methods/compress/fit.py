@@ -18,10 +18,10 @@ from apportion.core.ledger import Ledger, Row
 from apportion.core.loop import Result
 from apportion.core.meter import Reading
 from apportion.core.progress import Progress, Silent
-from apportion.device.build import needs_build
+from apportion.device.build import model_files, needs_build
 from apportion.device.runtimes.inputs import INPUTS
 from apportion.device.target import machine
-from apportion.methods.compress.bench import Bench, budget_target, model_digest, model_files
+from apportion.methods.compress.bench import Bench, budget_target, model_digest
 from apportion.methods.compress.importance import order_by_importance
 from apportion.methods.compress.judge import load_examples
 from apportion.methods.compress.plan import CONFIDENCE, Plan, Z

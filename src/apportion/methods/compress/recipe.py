@@ -85,7 +85,7 @@ def try_recipes(
         with tempfile.TemporaryDirectory(prefix="apportion-recipes-") as scratch:
             return {"tried": [one.to_json() for one in _measured(network, rule, bench, meter, examples, Path(scratch))]}
 
-    stored = bench.store.get_or_make({"run": bench.run, "what": "int8 recipes", "target": bench.target.name}, now)
+    stored = bench.store.get_or_make({"run": bench.run, "what": "int8 recipes", "target": bench.target.identity}, now)
     return [Tried.from_json(fields) for fields in stored["tried"]]
 
 
@@ -102,7 +102,7 @@ def can_mix(network: Network, rule: Quantise, bench: Bench) -> bool:
                 return {"can": False}
             return {"can": True}
 
-    what = {"run": bench.run, "what": "mixed precision", "target": bench.target.name}
+    what = {"run": bench.run, "what": "mixed precision", "target": bench.target.identity}
     return bool(bench.store.get_or_make(what, now)["can"])
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from apportion.core.budget import Budget
 from apportion.core.certificate import Certificate
 from apportion.core.progress import Progress, Silent
-from apportion.device.build import needs_build
+from apportion.device.build import model_files, needs_build
 from apportion.device.probe import working_target
 from apportion.device.target import find_target
 from apportion.errors import ApportionError
-from apportion.methods.compress.bench import Bench, latency_limit, model_digest, model_files, read_artefact
+from apportion.methods.compress.bench import Bench, latency_limit, model_digest, read_artefact
 from apportion.methods.compress.judge import load_examples, meter_of
 from apportion.methods.compress.rundir import FitConfig, RunDir, Rung, identity
 from apportion.models.load import is_factory, load

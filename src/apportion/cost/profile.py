@@ -13,7 +13,7 @@ from apportion.core.meter import Reading
 from apportion.cost.model import CostModel
 from apportion.cost.sample import CostError
 from apportion.device.measure import Shape
-from apportion.device.target import Target
+from apportion.device.target import Target, machine
 
 VERSION = 2
 
@@ -37,6 +37,15 @@ class Profile:
     seconds: float
     machine: Mapping[str, object]
     failures: Mapping[str, str]
+
+    def elsewhere(self) -> str | None:
+        """One line where this machine is another one than the profile was made on, else None."""
+        here = machine()
+        for name in ("processor", "instructions", "cores", "system"):
+            then = self.machine.get(name, here[name])
+            if then != here[name]:
+                return f"the profile was made on another machine ({name} {then}, here {here[name]}); calibrate here"
+        return None
 
     def save(self, path: Path) -> None:
         """Writes the profile; the file appears whole or not at all."""

@@ -102,4 +102,5 @@ def correct(profile: Profile, held_out: HeldOut, how: How) -> Corrected:
         cost, left = cost.bounded(left[:num_bounding], alpha, drift=held_out.drift), left[num_bounding:]
     ratio = held_out.baseline.value / profile.baseline.value
     floor_ms = None if profile.floor_ms is None else profile.floor_ms * ratio
-    return Corrected(replace(profile, cost=cost, baseline=held_out.baseline, floor_ms=floor_ms), left, lacking)
+    now = replace(profile, cost=cost, baseline=held_out.baseline, floor_ms=floor_ms, fidelity=None)
+    return Corrected(now, left, lacking)

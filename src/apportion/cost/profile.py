@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion.core.meter import Reading
+from apportion.cost.distortion import Fidelity
 from apportion.cost.model import CostModel
 from apportion.cost.sample import CostError
 from apportion.device.measure import Shape
@@ -22,7 +23,8 @@ VERSION = 2
 class Profile:
     """What a calibration leaves: ``cost`` predicts and bounds, ``baseline`` and ``floor_ms`` were measured.
 
-    ``grid`` and ``widths`` are the view under which ``cost`` sees sizes (``Parts.seen``).
+    ``grid`` and ``widths`` are the view under which ``cost`` sees sizes (``Parts.seen``). ``fidelity`` is None in older
+    profiles and where a correction made it untrue.
     """
 
     model: str
@@ -37,6 +39,7 @@ class Profile:
     seconds: float
     machine: Mapping[str, object]
     failures: Mapping[str, str]
+    fidelity: Fidelity | None = None
 
     def elsewhere(self) -> str | None:
         """One line where this machine is another one than the profile was made on, else None."""
@@ -63,6 +66,7 @@ class Profile:
             "seconds": self.seconds,
             "machine": dict(self.machine),
             "failures": dict(self.failures),
+            "fidelity": None if self.fidelity is None else self.fidelity.to_json(),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -80,6 +84,7 @@ class Profile:
             fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if fields["apportion_profile"] != VERSION:
                 raise CostError(f"{path} is a profile of another version than {VERSION}; calibrate again")
+            fidelity = fields.get("fidelity")
             return cls(
                 model=str(fields["model"]),
                 target=Target(**fields["target"]),
@@ -93,6 +98,7 @@ class Profile:
                 seconds=float(fields["seconds"]),
                 machine=dict(fields["machine"]),
                 failures=dict(fields["failures"]),
+                fidelity=None if fidelity is None else Fidelity.from_json(fidelity),
             )
         except CostError:
             raise

@@ -1,11 +1,11 @@
 """How right are cost models, and do their bounds hold? Against predictors scaled by FLOPs or parameters, and a table.
 
-    .venv/bin/python benchmarks/cost_model/run.py [--quick]
+    .venv/bin/python benchmarks/cost_model/run.py [--quick | --saved | --again]
 
 For every network and target, configurations are drawn and measured; the first are fitted to, the next calibrate the
 bound, the last are held out. All predictors see the same measurements. Samples are saved after every pair
-(``results/cpu``), so a stopped run goes on; those measured on a CUDA machine by ``gpu.py`` (``results/cuda``) are
-fitted and audited here too. Delete a file to measure it again.
+(``results/cpu``) and taken from there unless ``--again`` is given, so a stopped run goes on; those measured on a CUDA
+machine by ``gpu.py`` (``results/cuda``) are fitted and audited here too. ``--quick`` measures in a folder of its own.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from apportion.cost.audit import audit
-from apportion.cost.calibrate import anchor_sizes, bounding_among, fit_samples, whole_sample
 from apportion.cost.model import CostModel
 from apportion.cost.parts import Parts
 from apportion.cost.sample import Sample
-from apportion.cost.sweep import Swept
-from apportion.cost.view import choose_options, resee
+from apportion.cost.view import choose_options
 from apportion.device.probe import working_target
-from apportion.models import Partition, load
 from apportion.numerics.stats import quantile
 from apportion.testing.summary import Summary
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # children find benchmarks.cost_model.networks there, too
-from benchmarks.cost_model.samples import Saved, measure_pair
+from benchmarks.cost_model.fitted import Fitted
+from benchmarks.cost_model.pieces import Judged, judge_pieces, print_pieces
+from benchmarks.cost_model.samples import PACKAGES, Saved, measure_pair
 
 HERE = Path(__file__).parent
 NETWORKS = ("minilm_like", "vit_like", "resnet_like")
@@ -39,69 +40,84 @@ BUCKETS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one network on two targets")
-    parser.add_argument(
-        "--cuda", action="store_true", help="only fit and audit the saved CUDA samples, measuring nothing"
-    )
-    parser.add_argument("--saved", action="store_true", help="fit and audit all saved sweeps, measuring nothing")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="measure one network on two targets, and save nothing")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--saved", action="store_true", help="fit and audit all saved sweeps, measuring nothing")
+    only.add_argument("--cuda", action="store_true", help="the same for those of a CUDA machine alone")
+    only.add_argument("--again", action="store_true", help="measure the pairs on this machine even where saved")
     args = parser.parse_args()
     summary = Summary(HERE)
-    rows: dict[str, dict] = {}
-    for target in () if args.cuda else TARGETS[1:3] if args.quick else TARGETS:
-        for network in NETWORKS[:1] if args.quick else NETWORKS:
-            path = HERE / "results" / "cpu" / f"{target}.{network}.json"
-            if not path.is_file() and not args.saved:
+    with tempfile.TemporaryDirectory(prefix="cost-model-") as scratch:
+        fresh = args.quick and not (args.saved or args.cuda)
+        cpu = Path(scratch) if fresh else HERE / "results" / "cpu"
+        networks, targets = (NETWORKS[:1], TARGETS[1:3]) if args.quick else (NETWORKS, TARGETS)
+        pairs = [] if args.cuda else [(network, target) for target in targets for network in networks]
+        paths = [cpu / f"{target}.{network}.json" for network, target in pairs]
+        for (network, target), path in zip(pairs, paths, strict=True):
+            if args.again or not (args.saved or path.is_file()):
                 measure_pair(network, working_target(target), path, fit=True)
-            if path.is_file():
-                rows |= audit_saved(path)
-    gpu: dict[str, dict] = {}
-    for path in [] if args.quick else sorted((HERE / "results" / "cuda").glob("*.json")):
-        gpu |= audit_saved(path)
-    print_tables(rows, gpu)
+            elif path.is_file():
+                tell_saved(path)
+        cuda = [] if args.quick else sorted((HERE / "results" / "cuda").glob("*.json"))
+        for path in cuda:
+            tell_saved(path)
+        fitted = [Fitted.of(path) for path in [*paths, *cuda] if path.is_file()]
+    rows = {one.name: audit_fitted(one) for one in fitted}
+    judged = judge_pieces(fitted)
+    print_errors(rows)
+    print_audits(rows)
+    print_pieces(judged)
     if not args.cuda:
-        summarise(rows, gpu, args.quick, summary)
+        summarise(rows, judged, args.quick, summary)
 
 
-def audit_saved(path: Path) -> dict[str, dict]:
-    """The row of one network on one target, from its saved sweep."""
+def tell_saved(path: Path) -> None:
     saved = Saved.load(path)
-    network = load(f"benchmarks.cost_model.networks:{saved.network.removesuffix('_batched')}")
-    parts = Parts.of(network, Partition.of(network))
-    last = saved.num_fit + saved.num_bound
-    known = {i: s for i, s in saved.swept.samples.items() if i < last}
-    unseen = {i: s for i, s in saved.swept.samples.items() if i >= last}
-    num_anchors = len(anchor_sizes(parts.partition))
-    bounding = bounding_among(num_anchors, saved.num_fit - num_anchors, saved.num_bound)
-    calibrated = fit_samples(parts, saved.sizes, Swept(known, {}, saved.swept.baseline, saved.swept.drift), bounding)
-    held_out = resee(calibrated.parts, [saved.sizes[i] for i in unseen], list(unseen.values()))
-    row = judge(calibrated.cost, held_out)
-    whole = whole_sample(parts, saved.swept)
-    to_fit = [whole, *(resee(parts, [saved.sizes[i]], [s])[0] for i, s in known.items())]  # peers see all of these
-    plain = resee(parts, [saved.sizes[i] for i in unseen], list(unseen.values()))
-    row |= judge_peers(to_fit, plain, parts)
-    first = [i for i in known if i not in bounding]
-    fitted = [whole, *resee(parts, [saved.sizes[i] for i in first], [known[i] for i in first])]
+    with_what = ", ".join(f"{name} {number}" for name, number in saved.versions.items()) or "versions not recorded"
+    print(f"saved: {path.parent.name}/{path.name}, measured on {saved.device} ({with_what})", flush=True)
+
+
+def audit_fitted(one: Fitted) -> dict[str, Any]:
+    """The row of one network on one target."""
+    row = judge(one.calibrated.cost, one.held_out(one.calibrated.parts))
+    parts, saved = one.parts, one.saved
+    plain, fitted = one.held_out(parts), one.to_fit(parts)
+    row |= judge_peers([*fitted, *one.to_bound(parts)], plain, parts)  # peers see all of these
     options = choose_options(fitted, parts.signature_of)
     unseeing = CostModel.fit(fitted, parts.signature_of, knots=options.knots, ridge=options.ridge)
     row["plain_median"] = round(audit(unseeing, plain).median_rel_error, 4)
-    row |= {"grid": calibrated.parts.grid, "widths": calibrated.parts.widths, "calibration_s": saved.seconds}
+    row |= {"grid": one.calibrated.parts.grid, "widths": one.calibrated.parts.widths, "calibration_s": saved.seconds}
     row |= {"failures": len(saved.swept.failures), "device": saved.device, "drift": round(saved.swept.drift, 4)}
-    return {f"{saved.network} {saved.target}": row}
+    return row | {"versions": dict(saved.versions), "num_fit": saved.num_fit, "num_bound": saved.num_bound}
 
 
-def judge(model: CostModel, held_out: list[Sample]) -> dict:
+def judge(model: CostModel, held_out: list[Sample]) -> dict[str, Any]:
     found = audit(model, held_out)
-    row = {
-        "median": found.median_rel_error,
-        "p95": found.p95_rel_error,
-        "coverage": found.coverage,
-        "looseness": found.looseness,
-        "spearman": found.spearman,
-        "noise": quantile([s.stderr_ms / s.latency_ms for s in held_out], 0.5),
+    noise = quantile([s.stderr_ms / s.latency_ms for s in held_out], 0.5)
+    return {
+        "median": round(found.median_rel_error, 4),
+        "p95": round(found.p95_rel_error, 4),
+        "coverage": _known(found.coverage),
+        "looseness": _known(found.looseness),
+        "noise": round(noise, 4),
         "held_out": len(held_out),
+        "audit": _rounded(found.to_json()),
     }
-    return {key: value if isinstance(value, int) else round(value, 4) for key, value in row.items()}
+
+
+def _known(value: float | None) -> float:
+    assert value is not None, "22 samples bound at 95 %"
+    return round(value, 4)
+
+
+def _rounded(value: Any) -> Any:
+    """A JSON value with its numbers rounded."""
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(one) for one in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 def judge_peers(to_fit: list[Sample], held_out: list[Sample], parts: Parts) -> dict:
@@ -142,26 +158,50 @@ def fit_table(samples, signature_of):
     return lambda shares: float(features(shares) @ table)
 
 
-def print_tables(rows: dict, gpu: dict) -> None:
+def print_errors(rows: dict) -> None:
     print(
         "\n| network, target | median error | p95 | bound (95 %) held | looseness | grid | median with grid 1 | "
-        "FLOPs p95 | table p95 | noise | drift |"
+        "FLOPs p95 | parameters p95 | table p95 | noise | drift |"
     )
-    print("|---" * 11 + "|")
-    for name, row in {**rows, **gpu}.items():
+    print("|---" * 12 + "|")
+    for name, row in rows.items():
         print(
             f"| {name} | {row['median']:.1%} | {row['p95']:.1%} | {row['coverage']:.0%} of {row['held_out']} | "
             f"{row['looseness']:.1%} | {row['grid']} | {row['plain_median']:.1%} | {row['flops_p95']:.0%} | "
-            f"{row['table_p95']:.0%} | {row['noise']:.1%} | {format(row['drift'], '.1%') if row['drift'] else '–'} |"
+            f"{row['params_p95']:.0%} | {row['table_p95']:.0%} | {row['noise']:.1%} | "
+            f"{format(row['drift'], '.1%') if row['drift'] else '–'} |"
         )
 
 
-def summarise(rows: dict, gpu: dict, quick: bool, summary: Summary) -> None:
-    both = [*rows.values(), *gpu.values()]
+def print_audits(rows: dict) -> None:
+    print(
+        "\n| network, target | calibration | Spearman, Kendall | inside ±5 % (bands) | "
+        "less work yet slower, measured | predicted | kappa | eps at kappa 1 | eta (95 %) | share above, at most |"
+    )
+    print("|---" * 10 + "|")
+    for name, row in rows.items():
+        found = row["audit"]
+        pairs = found["num_ordered"]
+        print(
+            f"| {name} | {row['calibration_s']:.0f} s | {_ranks(found['spearman'], found['kendall'])} | "
+            f"{_ranks(found['band_spearman'], found['band_kendall'])} ({found['num_bands']}) | "
+            f"{found['num_violations']} of {pairs} | {found['num_model_violations']} of {pairs} | "
+            f"{found['kappa']:.3f} | {found['frontier'][-1]['eps_ms']:.2g} ms | {found['eta']:.1%} | "
+            f"{found['delta_upper']:.0%} |"
+        )
+
+
+def _ranks(*values: float | None) -> str:
+    return ", ".join("–" if value is None else f"{value:.2f}" for value in values)
+
+
+def summarise(rows: dict, judged: list[Judged], quick: bool, summary: Summary) -> None:
+    both = list(rows.values())
     held = sum(row["held_out"] for row in both)
     allowing = [row for row in both if row["drift"] > 0]  # older sweeps don't say how sessions move
+    cpu = [row for name, row in rows.items() if not name.endswith("cuda")]
     figures = {
-        "targets": len({name.split()[1] for name in {**rows, **gpu}}),
+        "targets": len({name.split()[1] for name in rows}),
         "median_rel_error": quantile([row["median"] for row in both], 0.5),
         "p95_rel_error": quantile([row["p95"] for row in both], 0.5),
         "p95_rel_error_max": max(row["p95"] for row in both),
@@ -169,13 +209,15 @@ def summarise(rows: dict, gpu: dict, quick: bool, summary: Summary) -> None:
         "coverage_with_drift": sum(row["coverage"] * row["held_out"] for row in allowing)
         / max(1, sum(row["held_out"] for row in allowing)),
         "looseness": quantile([row["looseness"] for row in both], 0.5),
-        "calibration_s_max": max(row["calibration_s"] for row in rows.values()),
+        "calibration_s_max": max(row["calibration_s"] for row in both),
+        "calibration_s_max_cpu": max(row["calibration_s"] for row in cpu),
         "flops_p95_rel_error": quantile([row["flops_p95"] for row in both], 0.5),
         "params_p95_rel_error": quantile([row["params_p95"] for row in both], 0.5),
         "table_p95_rel_error": quantile([row["table_p95"] for row in both], 0.5),
     }
     figures = {name: round(value, 4) for name, value in figures.items()}
-    summary.write(figures, quick=quick, rows={**rows, **gpu})
+    pieces = [one.to_json() for one in judged]
+    summary.write(figures, packages=PACKAGES, quick=quick, rows=rows, pieces=pieces)
     print(json.dumps(figures, indent=1))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -21,16 +23,22 @@ from apportion.models.load import load
 from apportion.models.partition import Partition
 
 NUM_BOUND, NUM_HELD_OUT = 22, 24
+PACKAGES = ("torch", "onnxruntime", "openvino", "nncf", "cvxpy")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A sweep over ``sizes``: the first ``num_fit`` are for fitting, the next ``num_bound`` for the bound."""
+    """A sweep over ``sizes``: the first ``num_fit + num_bound`` are for fitting and the bound, the rest is held out.
+
+    ``device`` and ``versions`` are those of the machine that measured, which need not be the one that fits; they are
+    empty where they were not recorded.
+    """
 
     network: str
     target: str
     device: str
     seconds: float
+    versions: Mapping[str, str]
     num_fit: int
     num_bound: int
     sizes: Sequence[Sizes]
@@ -40,7 +48,7 @@ class Saved:
         fields = {
             **{name: getattr(self, name) for name in ("network", "target", "device", "num_fit", "num_bound")},
             "seconds": round(self.seconds, 1),
-            "torch": torch.__version__,
+            "versions": dict(self.versions),
             "sizes": list(self.sizes),
             "swept": self.swept.to_json(),
         }
@@ -50,12 +58,20 @@ class Saved:
     @classmethod
     def load(cls, path: Path) -> Saved:
         fields = json.loads(path.read_text())
-        fields.pop("torch")
         return cls(**fields | {"swept": Swept.from_json(fields["swept"])})
 
 
 def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else str(machine()["processor"])
+
+
+def installed_versions() -> dict[str, str]:
+    """Of the packages that the figures depend on, those that are installed here."""
+    found = {}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def measure_pair(name: str, target: Target, path: Path, *, fit: bool) -> None:
@@ -79,6 +95,7 @@ def measure_pair(name: str, target: Target, path: Path, *, fit: bool) -> None:
         target=target.name,
         device=device_name(),
         seconds=seconds,
+        versions=installed_versions(),
         num_fit=last - NUM_BOUND,
         num_bound=NUM_BOUND,
         sizes=sizes,

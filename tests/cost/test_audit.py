@@ -73,3 +73,11 @@ def test_the_table_fits_a_terminal_and_the_json_is_json(bound):
 def test_no_samples_is_an_error():
     with pytest.raises(CostError, match="no held-out samples"):
         audit(CostModel(LAW), [])
+
+
+def test_a_bound_on_a_menu_is_judged_on_menus():
+    samples = draw(20, scale=lambda i: 1.25 if i == 0 else 1.0)
+    of_two = UpperBound(0.2, (0.1,), (99,), num_menu=2, method="exchangeable")
+    assert audit(CostModel(LAW, bound=of_two), samples).coverage == pytest.approx(18 / 20)  # pairs without the one
+    of_many = UpperBound(0.2, (0.1,), (99,), num_menu=21, method="exchangeable")
+    assert audit(CostModel(LAW, bound=of_many), samples).coverage is None

@@ -169,8 +169,28 @@ def test_sweeps_give_the_law_of_an_additive_network():
     law = fit_sweeps([Sample(row, LAW.predict(row)) for row in rows], SIGNATURE_OF, EXACT)
     for sample in draw_samples(np.random.default_rng(5), 20):
         assert law.predict(sample.shares) == pytest.approx(sample.latency_ms, rel=1e-4)
-    with pytest.raises(CostError, match="one part at a time"):
-        fit_sweeps([Sample(full, 1.0), Sample({**full, "head": 0.0, "mlp0": 0.5}, 1.0)], SIGNATURE_OF)
+
+
+def test_a_sweep_that_moves_several_parts_fits_only_what_smaller_sweeps_left_open():
+    law = AdditiveLaw(
+        1.0,
+        {"in": Curve(0.0, (1.0,), (2.0,)), "out": Curve(0.0, (1.0,), (3.0,)), "block": Curve(0.5)},
+        {"in0": "in", "out0": "out", "block0": "block"},
+    )
+    full = dict.fromkeys(law.signature_of, 1.0)
+    rows = [
+        full,
+        *({**full, "in0": s} for s in (0.25, 0.5)),
+        *({**full, "in0": s, "out0": s} for s in (0.25, 0.5, 0.75)),
+    ]
+    rows.append(dict.fromkeys(full, 0.0))
+    samples = [Sample(row, law.predict(row)) for row in rows]
+    fitted = fit_sweeps(samples, law.signature_of, EXACT)
+    for row in (*rows, {"in0": 0.3, "out0": 0.9, "block0": 1.0}):
+        assert fitted.predict(row) == pytest.approx(law.predict(row), rel=1e-4)
+    assert fitted.curves["block"](1.0) == pytest.approx(0.5, abs=1e-3)
+    wrong = [*samples[:-1], Sample(samples[-1].shares, 2 * samples[-1].latency_ms)]  # bends nothing but the block
+    assert fit_sweeps(wrong, law.signature_of, EXACT).curves["out"](1.0) == pytest.approx(3.0, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from apportion.core.meter import Reading
+from apportion.cost.draw import draw_many
+from apportion.cost.parts import Parts
 from apportion.cost.sample import Sample
-from apportion.cost.sweep import COPIES, WHOLE, Swept, _averaging_copies, shared_error
-from apportion.device.measure import Session, Timing
+from apportion.cost.sweep import COPIES, WHOLE, Swept, _averaging_copies, shared_error, sweep
+from apportion.device.measure import Session, Shape, Timing
+from apportion.device.process import Failure
+from apportion.device.store import Store
+from apportion.device.target import find_target
+from apportion.errors import MeasureError
+from apportion.models.load import load
+from apportion.models.partition import Partition
 
 
 def timing(median_ms: float) -> Timing:
@@ -51,3 +60,46 @@ def test_a_sweep_is_kept_with_its_drift():
     assert Swept.from_json(swept.to_json()) == swept
     old = {name: value for name, value in swept.to_json().items() if name != "drift"}
     assert Swept.from_json(old).drift == 0.0
+
+
+def test_a_sweep_that_was_stopped_measures_only_what_it_had_not(tmp_path, monkeypatch):
+    network = load("tests.factories:small_cnn")
+    parts = Parts.of(network, Partition.of(network))
+    sizes, target = draw_many(parts, 5, seed=0), find_target("torch-cpu-1t")
+    measured = []
+
+    def fake(network, parts, wanted, *_):
+        if stopped and measured:
+            raise KeyboardInterrupt
+        measured.extend(wanted)
+        return Session({name: (timing(2.0), timing(3.0)) for name in (*COPIES, *map(str, wanted))}, {})
+
+    monkeypatch.setattr("apportion.cost.sweep._measure_chunk", fake)
+    monkeypatch.setattr("apportion.cost.sweep.chunk_size", lambda *_: 2)
+    stopped = True
+    with pytest.raises(KeyboardInterrupt):
+        sweep(network, parts, sizes, target, Shape(), store=Store(tmp_path / "kept"))
+    stopped = False
+    resumed = sweep(network, parts, sizes, target, Shape(), store=Store(tmp_path / "kept"))
+    assert sorted(measured) == [0, 1, 2, 3, 4]
+    assert resumed == sweep(network, parts, sizes, target, Shape())
+
+    measured.clear()
+    with torch.no_grad():
+        next(network.module.parameters()).add_(1.0)
+    sweep(network, parts, sizes, target, Shape(), store=Store(tmp_path / "kept"))
+    assert measured == [0, 1, 2, 3, 4]  # another network: nothing of the old one is taken for it
+
+
+def test_a_chunk_without_the_whole_network_is_not_kept(tmp_path, monkeypatch):
+    network = load("tests.factories:small_cnn")
+    parts = Parts.of(network, Partition.of(network))
+    sizes = draw_many(parts, 2, seed=0)
+    died = {COPIES[0]: Failure("killed", "out of memory")}
+    sound = {name: (timing(2.0),) for name in (*COPIES, "0", "1")}
+    sessions = [Session({}, {}, died), Session(sound, {})]
+    monkeypatch.setattr("apportion.cost.sweep._measure_chunk", lambda *_: sessions.pop(0))
+    store = Store(tmp_path / "kept")
+    with pytest.raises(MeasureError, match="out of memory"):
+        sweep(network, parts, sizes, find_target("torch-cpu-1t"), Shape(), store=store)
+    assert set(sweep(network, parts, sizes, find_target("torch-cpu-1t"), Shape(), store=store).samples) == {0, 1}

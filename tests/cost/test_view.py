@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 
 import pytest
 
 from apportion.core.meter import Reading
-from apportion.cost.calibrate import MAX_FIT, MIN_FIT, bounding_among, carry_over, fit_samples, num_to_fit
+from apportion.cost.calibrate import (
+    MAX_FIT,
+    MIN_FIT,
+    bounding_among,
+    carry_over,
+    fit_samples,
+    num_to_fit,
+    sweep_sizes,
+)
 from apportion.cost.draw import draw_many
 from apportion.cost.fit import FitOptions
 from apportion.cost.parts import WIDTH, Parts
@@ -131,6 +140,49 @@ def test_a_profile_is_carried_over_to_a_target_of_another_speed(parts):
     for sample in resee(carried.parts, [sizes[i] for i in unseen], [slower.samples[i] for i in unseen]):
         assert carried.cost.predict(sample.shares) == pytest.approx(sample.latency_ms, rel=0.03)
     assert carried.cost.bound is not None
+
+
+@pytest.mark.parametrize("loss", ["least_squares", "quantile", "envelope"])
+def test_every_loss_is_fitted_bounded_and_kept_with_its_fidelity(parts, loss, tmp_path):
+    sizes, swept, profile = profile_of(parts)
+    calibrated = fit_samples(parts, sizes, swept, range(36, len(sizes)), loss=loss, tau=0.8)
+    assert calibrated.cost.loss == loss
+    assert calibrated.cost.bound.finite
+    assert 1.0 <= calibrated.fidelity.kappa < 1.1
+    dataclasses.replace(profile, cost=calibrated.cost, fidelity=calibrated.fidelity).save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json").fidelity == calibrated.fidelity
+    old = json.loads((tmp_path / "p.json").read_text())
+    del old["fidelity"]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    assert Profile.load(tmp_path / "old.json").fidelity is None
+
+
+def test_a_bound_on_a_menu_is_wider_than_one_on_a_single(parts):
+    sizes, swept, _ = profile_of(parts)
+    of_one = fit_samples(parts, sizes, swept, range(20, len(sizes))).cost.bound
+    of_two = fit_samples(parts, sizes, swept, range(20, len(sizes)), num_menu=2).cost.bound
+    assert of_two.num_menu == 2
+    assert of_one.quantiles[0] <= of_two.quantiles[0] < float("inf")
+
+
+def test_module_sweeps_move_one_module_each_and_fit_a_plain_clock(parts):
+    alone = sweep_sizes(parts)
+    assert all(len(sizes) == 1 for sizes in alone)
+    moving = [set(parts.shares(parts.partition.keep(sizes)).items()) for sizes in alone]
+    assert len({frozenset(shares) for shares in moving}) == len(alone)
+    price = {part.name: 1e-6 * part.flops for part in parts.parts}
+
+    def sample(size):
+        shares = parts.shares(parts.partition.keep(size))
+        return Sample(shares, 0.3 + sum(price[name] * share for name, share in shares.items()))
+
+    drawn = draw_many(parts, 24, seed=1)
+    sizes = [*alone, *drawn]
+    swept = Swept({i: sample(s) for i, s in enumerate(sizes)}, {}, Reading(value=sample({}).latency_ms, unit="ms"))
+    calibrated = fit_samples(parts, sizes, swept, range(len(alone), len(sizes)), sweeps=True)
+    for size in draw_many(parts, 10, seed=2):
+        shares = calibrated.parts.shares(parts.partition.keep(size))
+        assert calibrated.cost.predict(shares) == pytest.approx(sample(size).latency_ms, rel=0.03)
 
 
 def test_a_profile_of_another_network_is_not_carried_over(parts):

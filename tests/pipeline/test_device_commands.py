@@ -104,11 +104,18 @@ def test_a_profile_is_made_audited_corrected_and_planned_with(apportion, told, t
     assert found["exit"] == 0
     assert found["count"] == 8
     assert 0 <= found["coverage"] <= 1
+    assert found["baseline_then"] == made["baseline"]
+    assert found["baseline_ratio"] == pytest.approx(found["baseline_now"]["value"] / made["baseline"]["value"])
+    assert found["absolute"]["count"] == 8
+    assert found["machine_differs"] is None
     assert "<html" in (tmp_path / "plot.html").read_text()[:200]
     options = ("--count", 8, "--recalibrate", "affine", "-o", "today.json")
     corrected = apportion.json("audit", "p.json", "--model", CNN, *options)
     assert corrected["count"] == 4  # judged on the half that did not correct it
-    assert json.loads((tmp_path / "today.json").read_text())["cost"]["recalibration"]["kind"] == "affine"
+    assert "more configurations" in corrected["correction"]
+    today = json.loads((tmp_path / "today.json").read_text())
+    assert today["cost"]["recalibration"]["kind"] == "affine"
+    assert today["baseline"] == corrected["baseline_now"]
     asked = ("--budget", "latency<=80%@torch-cpu-1t", "--profile", "today.json", "--rules", "prune")
     result = apportion.json("fit", CNN, *asked, "--data", images, "-o", "run")
     assert result["outcome"] in ("met", "budget violation")

@@ -12,8 +12,12 @@ from apportion.errors import Exit
 
 HELP = """Measure slices of MODEL on a target and fit the cost model that predicts and bounds all others.
 
+Stopped and started again with the same -o, it goes on where it was.
+
 Example: apportion calibrate minilm --target ort-cpu-1t -o minilm-ort.json
+Example: apportion calibrate minilm --target ort-cpu-1t --loss quantile --tau 0.95 -o minilm-high.json
 """
+LOSSES = ("least-squares", "quantile", "envelope")
 
 
 def command(
@@ -23,6 +27,10 @@ def command(
     like: Annotated[Path | None, typer.Option(help="Profile on another target to carry over: 8 points do.")] = None,
     batch: Annotated[int, typer.Option(help="Examples per forward pass.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per example.")] = 64,
+    loss: Annotated[str, typer.Option(help="What is fitted: least-squares, quantile or envelope.")] = "least-squares",
+    tau: Annotated[float, typer.Option(help="The quantile of --loss quantile.")] = 0.9,
+    sweeps: Annotated[bool, typer.Option("--sweeps", help="Fit to sweeps of one module at a time.")] = False,
+    menu: Annotated[int, typer.Option(help="Bound so many configurations at once; takes 19 measurements each.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the configurations drawn.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
@@ -30,12 +38,17 @@ def command(
     from apportion.cost.calibrate import calibrate
     from apportion.cost.parts import Parts
     from apportion.cost.profile import Profile
+    from apportion.cost.sample import CostError
     from apportion.device.conditions import explain
     from apportion.device.measure import Shape
     from apportion.device.probe import working_target
+    from apportion.device.store import Store
     from apportion.models.load import load
     from apportion.models.partition import Partition
 
+    if loss not in LOSSES or not 0.0 < tau < 1.0 or menu < 1:
+        possible = f"{', '.join(LOSSES)}, a tau between 0 and 1, a menu of at least 1"
+        raise CostError(f"--loss {loss} --tau {tau:g} --menu {menu}; choose one of {possible}")
     source = None if like is None else Profile.load(like)
     bars = Bars(quiet=as_json)
     with bars.stage("try the target"):
@@ -45,8 +58,23 @@ def command(
         parts = Parts.of(network, Partition.of(network))
     with bars.stage("measure slices") as update:
         shape = Shape(batch=batch, tokens=tokens, seed=seed)
-        profile = calibrate(network, parts, where, shape, seed=seed, like=source, on_share=update)
+        kept = out.with_name(f".{out.name}.part")  # what a stopped calibration had measured
+        profile = calibrate(
+            network,
+            parts,
+            where,
+            shape,
+            seed=seed,
+            num_menu=menu,
+            like=source,
+            loss=loss.replace("-", "_"),  # type: ignore[arg-type]
+            tau=tau,
+            sweeps=sweeps,
+            store=Store(kept),
+            on_share=update,
+        )
     profile.save(out)
+    kept.unlink()
     cost = profile.cost
     seen = parts.seen(grid=profile.grid, widths=profile.widths)
     prices = {part.name: cost.price(part.name, 1.0) for part in seen.parts}
@@ -59,6 +87,8 @@ def command(
             "floor_ms": profile.floor_ms,
             "intercept_ms": cost.law.intercept_ms,
             "bound": cost.bound.to_json() if cost.bound else None,
+            "loss": cost.loss,
+            "fidelity": profile.fidelity.to_json() if profile.fidelity else None,
             "grid": profile.grid,
             "widths": profile.widths,
             "prices_ms": prices,
@@ -79,6 +109,12 @@ def command(
     print_table(table)
     bound = cost.bound.explain() if cost.bound else "no bound"
     typer.echo(f"whole network {total:.4g}ms, smallest {profile.floor_ms or float('nan'):.4g}ms; {bound}")
+    if profile.fidelity is not None:
+        error, last = profile.fidelity.error, profile.fidelity.frontier[-1]
+        typer.echo(
+            f"on {error.count} slices it was not fitted to: within a factor {profile.fidelity.kappa:.3f} "
+            f"or {last.eps_ms:.3g}ms, 95 % within {error.eta:.1%}"
+        )
     if profile.grid > 1:
         typer.echo(f"its kernels work on {profile.grid} channels at a time: widths between multiples cost the next one")
     if profile.conditions.get("disturbed") == "busy":  # short timings are noisy by design, and the bound allows for it

@@ -25,7 +25,8 @@ class CostAudit:
     """What held-out samples say about a cost model; None where it can't be said.
 
     ``coverage`` is the share of samples at or below the upper bound and ``coverage_lower`` what it is at least, at 95 %
-    confidence; ``looseness`` the mean of bound/latency - 1. ``band_spearman`` and ``band_kendall`` are means over the
+    confidence; of a bound on a menu, the share of all menus of its size in which none is above, without a confidence.
+    ``looseness`` the mean of bound/latency - 1. ``band_spearman`` and ``band_kendall`` are means over the
     ``num_bands`` different sets of samples within ±``band`` of one sample's latency (eq. K26). Of the ``num_ordered``
     pairs in which one configuration does no more work anywhere than the other, ``num_violations`` were slower on the
     clock beyond noise, and ``num_model_violations`` are slower by prediction.
@@ -90,7 +91,11 @@ def audit(model: CostModel, samples: Sequence[Sample], *, band: float = 0.05, ep
     if model.bound is not None:
         uppers = [model.bound(predicted) for predicted in predictions]
         misses = sum(y > u for u, y in zip(uppers, latencies_ms, strict=True))
-        coverage, lower = 1.0 - misses / len(samples), 1.0 - binomial_upper(misses, len(samples), 0.95)
+        menu = model.bound.num_menu
+        if menu == 1:
+            coverage, lower = 1.0 - misses / len(samples), 1.0 - binomial_upper(misses, len(samples), 0.95)
+        elif menu <= len(samples):
+            coverage = math.comb(len(samples) - misses, menu) / math.comb(len(samples), menu)
         if all(math.isfinite(upper) for upper in uppers):
             looseness = math.fsum(u / y - 1.0 for u, y in zip(uppers, latencies_ms, strict=True)) / len(samples)
     bands = _bands(np.array(latencies_ms), band)

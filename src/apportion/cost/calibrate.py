@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from apportion.core.meter import Reading
 from apportion.cost.bound import num_needed
+from apportion.cost.distortion import Fidelity
 from apportion.cost.draw import Sizes, draw_many
+from apportion.cost.fit import Loss
 from apportion.cost.model import CostModel
 from apportion.cost.parts import Parts
 from apportion.cost.profile import Profile
@@ -17,6 +19,7 @@ from apportion.cost.sweep import Swept, sweep
 from apportion.cost.transfer import transfer
 from apportion.cost.view import choose_options, choose_view, resee
 from apportion.device.measure import Shape
+from apportion.device.store import Store
 from apportion.device.target import Target, machine
 from apportion.errors import MeasureError
 from apportion.models.network import Network
@@ -25,6 +28,7 @@ from apportion.models.partition import Module, Partition
 CHEAPEST = "cheapest"
 MIN_FIT, MAX_FIT, PER_CURVE = 24, 48, 4
 NUM_CARRIED = 8
+PER_SWEEP = 5  # configurations of a module's sweep
 NUM_DRAWN = 10  # configurations of a quick calibration beside its anchors
 ALPHA = 0.05
 _ANCHOR_RIDGE = 1e-3  # a handful of anchors leaves much open; what they don't say is spread evenly
@@ -95,7 +99,12 @@ def calibrate(
     seed: int = 0,
     num_fit: int | None = None,
     num_bound: int | None = None,
+    num_menu: int = 1,
     like: Profile | None = None,
+    loss: Loss = "least_squares",
+    tau: float = 0.9,
+    sweeps: bool = False,
+    store: Store | None = None,
     on_share: Callable[[float], None] | None = None,
 ) -> Profile:
     """Measures drawn configurations, fits the cost model to some of them and bounds it with the others.
@@ -104,22 +113,33 @@ def calibrate(
         num_fit: configurations to fit to, besides the anchors; by default as many as the law's curves need,
             or a handful with ``like``.
         num_bound: configurations to calibrate the bound on; by default as few as 95 % needs, and a fifth more.
+        num_menu: the bound shall hold for so many configurations at once.
         like: a profile of the same network on another target, whose curves are carried over.
+        loss: least squares, the quantile ``tau``, or an envelope above all that is fitted to.
+        sweeps: fit each curve to configurations that move its own module alone, instead of drawn ones.
+        store: keeps what is measured, so that a calibration that was stopped goes on.
         on_share: told the share of the work done.
     """
     began = time.perf_counter()
-    if num_fit is None:
-        num_fit = num_to_fit(parts) if like is None else NUM_CARRIED
+    if like is not None and (sweeps or loss != "least_squares"):
+        raise CostError("a profile carried over keeps the curves of another target; leave out either it or how to fit")
+    alone = sweep_sizes(parts) if sweeps else []
+    if num_fit is None or sweeps:
+        num_fit = len(alone) if sweeps else num_to_fit(parts) if like is None else NUM_CARRIED
     if num_bound is None:
-        num_bound = num_needed(ALPHA) * 6 // 5
+        num_bound = num_needed(ALPHA, num_menu, "single" if num_menu == 1 else "exchangeable") * 6 // 5
     anchors = list(anchor_sizes(parts.partition).values())
-    drawn: list[Sizes] = [*anchors, *draw_many(parts, num_fit + num_bound, seed)]
-    swept = sweep(network, parts, drawn, target, shape, on_chunk=on_share)
     bounding = bounding_among(len(anchors), num_fit, num_bound)
+    at_random = draw_many(parts, num_bound if sweeps else num_fit + num_bound, seed)
+    drawn: list[Sizes] = [*anchors, *at_random]
+    for place in range(len(anchors), len(anchors) + num_fit + num_bound) if sweeps else ():
+        if place not in bounding:
+            drawn.insert(place, alone.pop(0))
+    swept = sweep(network, parts, drawn, target, shape, store=store, on_chunk=on_share)
     if like is None:
-        calibrated = fit_samples(parts, drawn, swept, bounding)
+        calibrated = fit_samples(parts, drawn, swept, bounding, loss=loss, tau=tau, sweeps=sweeps, num_menu=num_menu)
     else:
-        calibrated = carry_over(like, parts, drawn, swept, bounding)
+        calibrated = carry_over(like, parts, drawn, swept, bounding, num_menu=num_menu)
     least = swept.samples.get(len(anchors) - 1)
     return Profile(
         model=network.origin.ref,
@@ -128,6 +148,7 @@ def calibrate(
         baseline=swept.baseline,
         floor_ms=None if least is None else least.latency_ms,
         cost=calibrated.cost,
+        fidelity=calibrated.fidelity,
         grid=calibrated.parts.grid,
         widths=calibrated.parts.widths,
         seed=seed,
@@ -140,10 +161,14 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A fitted and bounded cost model, and the parts under the view it was fitted in."""
+    """A fitted and bounded cost model, and the parts under the view it was fitted in.
+
+    ``fidelity`` comes from the samples that the bound is calibrated on, which the fit has not seen.
+    """
 
     cost: CostModel
     parts: Parts
+    fidelity: Fidelity
 
 
 def bounding_among(num_anchors: int, num_fit: int, num_bound: int) -> frozenset[int]:
@@ -158,20 +183,61 @@ def bounding_among(num_anchors: int, num_fit: int, num_bound: int) -> frozenset[
     )
 
 
-def fit_samples(parts: Parts, drawn: Sequence[Sizes], swept: Swept, bounding: Collection[int]) -> Calibrated:
+def sweep_sizes(parts: Parts, per_module: int = PER_SWEEP) -> list[Sizes]:
+    """Configurations that each move one module, at a few sizes; of modules that move the same kinds, the first."""
+    chosen: list[Sizes] = []
+    known: set[frozenset[str]] = set()
+    for module in parts.partition:
+        smaller = [size for size in module.sizes() if size < module.num_units]
+        if not smaller:
+            continue
+        shares = parts.shares(parts.partition.keep({module.name: smaller[0]}))
+        moved = frozenset(parts.signature_of[name] for name, share in shares.items() if share < 1.0)
+        if moved in known:
+            continue
+        known.add(moved)
+        num = min(per_module, len(smaller))
+        chosen += [{module.name: smaller[place * (len(smaller) - 1) // max(1, num - 1)]} for place in range(num)]
+    return chosen
+
+
+def fit_samples(
+    parts: Parts,
+    drawn: Sequence[Sizes],
+    swept: Swept,
+    bounding: Collection[int],
+    *,
+    loss: Loss = "least_squares",
+    tau: float = 0.9,
+    sweeps: bool = False,
+    num_menu: int = 1,
+) -> Calibrated:
     """Chooses the view and the options, bounds with the samples ``bounding`` names and fits to the others."""
     sizes, measured = _chosen(drawn, swept, set(swept.samples) - set(bounding))
     sizes, measured = [{}, *sizes], [whole_sample(parts, swept), *measured]
-    parts = choose_view(parts, sizes, measured).parts
+    parts = choose_view(parts, sizes, measured, widths=not sweeps).parts
     to_fit = resee(parts, sizes, measured)
     to_bound = resee(parts, *_chosen(drawn, swept, bounding))
     options = choose_options(to_fit, parts.signature_of)
-    cost = CostModel.fit(to_fit, parts.signature_of, knots=options.knots, ridge=options.ridge)
-    return Calibrated(cost.bounded(to_bound, ALPHA, drift=swept.drift), parts)
+    cost = CostModel.fit(
+        to_fit, parts.signature_of, loss=loss, tau=tau, knots=options.knots, ridge=options.ridge, sweeps=sweeps
+    )
+    return _bounded(cost, parts, to_bound, swept.drift, num_menu)
+
+
+def _bounded(cost: CostModel, parts: Parts, to_bound: Sequence[Sample], drift: float, num_menu: int) -> Calibrated:
+    bounded = cost.bounded(to_bound, ALPHA, num_menu=num_menu, drift=drift)
+    return Calibrated(bounded, parts, Fidelity.of(*cost.pairs(to_bound)))
 
 
 def carry_over(
-    like: Profile, parts: Parts, drawn: Sequence[Sizes], swept: Swept, bounding: Collection[int]
+    like: Profile,
+    parts: Parts,
+    drawn: Sequence[Sizes],
+    swept: Swept,
+    bounding: Collection[int],
+    *,
+    num_menu: int = 1,
 ) -> Calibrated:
     """The curves of another target's profile, bounded with the samples ``bounding`` names, rescaled by the others.
 
@@ -186,7 +252,7 @@ def carry_over(
     to_bound = resee(parts, *_chosen(drawn, swept, bounding))
     kinds = {signature: signature.split()[0] for signature in like.cost.law.curves}
     cost = transfer(like.cost, to_fit, kinds)
-    return Calibrated(cost.bounded(to_bound, ALPHA, drift=swept.drift), parts)
+    return _bounded(cost, parts, to_bound, swept.drift, num_menu)
 
 
 def _chosen(drawn: Sequence[Sizes], swept: Swept, wanted: Collection[int]) -> tuple[list[Sizes], list[Sample]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
-from apportion.cost.sample import CostError, check_pairs
+from apportion.cost.sample import CostError, check_pairs, number
 from apportion.numerics.multiple import binomial_upper, tolerance_rank
 
 
@@ -114,6 +115,37 @@ def guaranteed_error(
     if rank > len(errors):
         return RelativeError(math.inf, 0.0, delta, confidence, len(errors))
     return _at_rank(errors, rank, confidence)
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How far the clock strayed on samples that a fit has not seen: a frontier of factors and slacks, and (η, δ)."""
+
+    frontier: tuple[Distortion, ...]
+    error: RelativeError
+
+    @property
+    def kappa(self) -> float:
+        """The smallest factor that needs no slack."""
+        return self.frontier[0].kappa
+
+    @classmethod
+    def of(cls, predictions: Sequence[float], latencies_ms: Sequence[float]) -> Fidelity:
+        return cls(frontier(predictions, latencies_ms, num_points=5), relative_error(predictions, latencies_ms))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Fidelity:
+        points = tuple(
+            Distortion(number(one["kappa"], "kappa"), number(one["eps_ms"], "eps_ms")) for one in fields["frontier"]
+        )
+        names = ("eta", "delta", "delta_upper", "confidence", "count")
+        *error, count = (number(fields["error"][name], name) for name in names)
+        if not points:
+            raise CostError("a saved profile has no point of distortion; calibrate again")
+        return cls(points, RelativeError(*error, count=int(count)))
 
 
 def _errors(predictions: Sequence[float], latencies_ms: Sequence[float], delta: float) -> list[float]:

@@ -117,7 +117,8 @@ def solve(
         objective = cp.sum(cp.maximum(tau * miss_N, (tau - 1.0) * miss_N))
     else:
         objective = -cp.sum(miss_N)
-    status = minimise(objective + penalty, constraints, tolerance=1e-11)
+    # a program with corners is solved to fewer digits
+    status = minimise(objective + penalty, constraints, tolerance=1e-11 if loss == "least_squares" else 1e-8)
     if x_C.value is None:
         raise CostError(f"the {loss} fit to {len(latency_N)} samples ended {status}; check them for extreme values")
     result_C: Array = np.maximum(np.asarray(x_C.value, dtype=np.float64), 0.0) * middle / size_C
@@ -190,36 +191,43 @@ def fit_curve(
 def fit_sweeps(
     samples: Sequence[Sample], signature_of: Mapping[str, str], options: FitOptions | None = None
 ) -> AdditiveLaw:
-    r"""Curves from module sweeps alone: every sample moves at most one part away from the first sample (eq. K7).
+    r"""Curves from module sweeps: a sample moves one module, and so one or a few parts, away from the first (eq. K7).
 
-    .. math:: y_i = b_\sigma + c_\sigma(s_{i,p}) \text{ for each } \sigma, \qquad
+    .. math:: y_i + \sum_{p \in K} \big(c_{\sigma(p)}(1) - c_{\sigma(p)}(s_{i,p})\big)
+        = b + \sum_{p \notin K} c_{\sigma(p)}(s_{i,p}), \qquad
         \beta_0 = \max\Big(0, \mathrm{med}_i \big(y_i - \sum_p c_{\sigma(p)}(s_{i,p})\big)\Big)
 
-    Each signature's curve comes from its own sweeps only, so one bad sweep can't bend the others; unlike the joint
-    fit, nothing ties the curves to sum to the whole network. Parts of one signature pool their sweeps.
+    Samples that move the fewest signatures come first; :math:`K` are the parts whose curves are known by then, and what
+    they saved is added back, so that a sweep fits only the curves that are new in it. Curves that always move together
+    are fitted together. One bad sweep can't bend the curves of smaller ones; unlike in the joint fit, nothing ties the
+    curves to sum to the whole network. Parts of one signature pool their sweeps.
     """
     options = options or FitOptions()
     if not samples:
         raise CostError("no samples to fit a cost model to; measure at least one configuration")
     reference = samples[0]
-    sweeps: dict[str, list[Sample]] = {}
-    for sample in samples[1:]:
-        moved = [part for part, share in sample.shares.items() if share != reference.shares.get(part)]
-        if len(moved) > 1:
-            raise CostError(
-                f"a sweep sample moves {len(moved)} parts ({moved[0]!r}, {moved[1]!r}, ...); "
-                "move one part at a time away from the first sample, or fit all samples jointly"
-            )
-        for part in moved:
-            sweeps.setdefault(signature_of[part], []).append(sample)
+    moved_N = [
+        frozenset(signature_of[part] for part, share in sample.shares.items() if share != reference.shares.get(part))
+        for sample in samples
+    ]
     curves = {signature: Curve(0.0) for signature in signature_of.values()}
-    for signature, sweep in sweeps.items():
-        own = {part: name for part, name in signature_of.items() if name == signature}
-        kept = [
-            Sample({part: sample.shares[part] for part in own}, sample.latency_ms, sample.stderr_ms)
-            for sample in (reference, *sweep)
-        ]
-        curves[signature] = fit_law(kept, own, options).curves[signature]
-    partial = AdditiveLaw(0.0, curves, dict(signature_of), frozenset(curves.keys() - sweeps.keys()))
+    known: set[str] = set()
+    for family in sorted(set(moved_N), key=lambda signatures: (len(signatures), sorted(signatures))):
+        fresh = family - known
+        if not fresh:
+            continue
+        own = {part: name for part, name in signature_of.items() if name in fresh}
+        law = AdditiveLaw(0.0, curves, dict(signature_of))
+        full = law.totals(reference.shares)
+        kept = [Sample({part: reference.shares[part] for part in own}, reference.latency_ms, reference.stderr_ms)]
+        for sample, moved in zip(samples, moved_N, strict=True):
+            if moved - known == fresh:
+                totals = law.totals(sample.shares)
+                saved_ms = math.fsum(full[name] - totals[name] for name in known)
+                shares = {part: sample.shares[part] for part in own}
+                kept.append(Sample(shares, sample.latency_ms + saved_ms, sample.stderr_ms))
+        curves |= fit_law(kept, own, options).curves
+        known |= fresh
+    partial = AdditiveLaw(0.0, curves, dict(signature_of), frozenset(curves.keys() - known))
     left = [sample.latency_ms - math.fsum(partial.totals(sample.shares).values()) for sample in samples]
     return AdditiveLaw(max(0.0, float(np.median(left))), curves, partial.signature_of, partial.fixed)

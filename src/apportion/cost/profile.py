@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from apportion.core.meter import Reading
+from apportion.cost.distortion import Fidelity
 from apportion.cost.model import CostModel
 from apportion.cost.sample import CostError
 from apportion.device.measure import Shape
-from apportion.device.target import Target
+from apportion.device.target import Target, machine
 
 VERSION = 2
 
@@ -22,7 +23,8 @@ VERSION = 2
 class Profile:
     """What a calibration leaves: ``cost`` predicts and bounds, ``baseline`` and ``floor_ms`` were measured.
 
-    ``grid`` and ``widths`` are the view under which ``cost`` sees sizes (``Parts.seen``).
+    ``grid`` and ``widths`` are the view under which ``cost`` sees sizes (``Parts.seen``). ``fidelity`` is None in older
+    profiles and where a correction made it untrue.
     """
 
     model: str
@@ -38,6 +40,16 @@ class Profile:
     machine: Mapping[str, object]
     failures: Mapping[str, str]
     conditions: Mapping[str, Any] = field(default_factory=dict)
+    fidelity: Fidelity | None = None
+
+    def elsewhere(self) -> str | None:
+        """One line where this machine is another one than the profile was made on, else None."""
+        here = machine()
+        for name in ("processor", "instructions", "cores", "system"):
+            then = self.machine.get(name, here[name])
+            if then != here[name]:
+                return f"the profile was made on another machine ({name} {then}, here {here[name]}); calibrate here"
+        return None
 
     def save(self, path: Path) -> None:
         """Writes the profile; the file appears whole or not at all."""
@@ -56,6 +68,7 @@ class Profile:
             "machine": dict(self.machine),
             "failures": dict(self.failures),
             "conditions": dict(self.conditions),
+            "fidelity": None if self.fidelity is None else self.fidelity.to_json(),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -73,6 +86,7 @@ class Profile:
             fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if fields["apportion_profile"] != VERSION:
                 raise CostError(f"{path} is a profile of another version than {VERSION}; calibrate again")
+            fidelity = fields.get("fidelity")
             return cls(
                 model=str(fields["model"]),
                 target=Target(**fields["target"]),
@@ -87,6 +101,7 @@ class Profile:
                 machine=dict(fields["machine"]),
                 failures=dict(fields["failures"]),
                 conditions=dict(fields.get("conditions", {})),
+                fidelity=None if fidelity is None else Fidelity.from_json(fidelity),
             )
         except CostError:
             raise

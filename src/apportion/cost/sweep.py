@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 import tempfile
@@ -12,6 +13,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import torch
+
 from apportion.core.meter import Reading
 from apportion.cost.draw import Sizes
 from apportion.cost.parts import Parts
@@ -19,7 +22,8 @@ from apportion.cost.sample import Sample
 from apportion.device.conditions import merged
 from apportion.device.measure import Candidate, Session, Shape, Timing, measure
 from apportion.device.process import Failure
-from apportion.device.target import Target
+from apportion.device.store import Store
+from apportion.device.target import Target, machine
 from apportion.models.cut import slice_network
 from apportion.models.network import Int8, Network
 from apportion.models.save import save
@@ -76,6 +80,7 @@ def sweep(
     *,
     seconds_each: float = 0.1,
     processes: int = PROCESSES,
+    store: Store | None = None,
     on_chunk: Callable[[float], None] | None = None,
 ) -> Swept:
     """Latency of every configuration, as its ratio to the whole network in the same process times the baseline.
@@ -86,6 +91,8 @@ def sweep(
 
     Args:
         seconds_each: of timing for every candidate in every process.
+        store: keeps every chunk when it is done; one that it holds of the same network, target and sizes on this
+            machine is not measured again.
     """
     samples: dict[int, tuple[Mapping[str, float], Reading]] = {}
     failures: dict[int, Failure] = {}
@@ -94,12 +101,25 @@ def sweep(
     conditions: list[Mapping[str, Any]] = []
     size = chunk_size(network, len(configurations), MAX_CHUNK_CUDA if target.device == "cuda" else MAX_CHUNK)
     chunks = [range(start, min(start + size, len(configurations))) for start in range(0, len(configurations), size)]
+    where = {} if store is None else _circumstances(network, target, shape)
+
+    def read_chunk(wanted: Mapping[int, Sizes]) -> Session:
+        def made() -> dict[str, Any]:
+            session = _measure_chunk(network, parts, wanted, target, shape, seconds_each, processes)
+            if session.failures.keys() & set(COPIES):
+                session.require()
+            return session.to_json()
+
+        what = {
+            **where,
+            "sizes": [[i, dict(sizes)] for i, sizes in wanted.items()],
+            "timing": [seconds_each, processes],
+        }
+        return Session.from_json(made() if store is None else store.get_or_make(what, made))
+
     for done, chunk in enumerate(chunks):
         wanted = {i: configurations[i] for i in chunk}
-        session = _measure_chunk(network, parts, wanted, target, shape, seconds_each, processes)
-        if session.failures.keys() & set(COPIES):
-            session.require()
-        session = _averaging_copies(session)
+        session = _averaging_copies(read_chunk(wanted))
         conditions.append(session.conditions)
         wholes.append(session.latency(WHOLE))
         for index in chunk:
@@ -165,6 +185,22 @@ def chunk_size(network: Network, count: int, largest: int = MAX_CHUNK) -> int:
     most = min(largest, max(MIN_CHUNK, MAX_CHUNK_BYTES // max(size_bytes, 1)))
     num_chunks = max(1, -(-count // most))
     return max(1, -(-count // num_chunks))
+
+
+def _circumstances(network: Network, target: Target, shape: Shape) -> dict[str, Any]:
+    """All that a latency depends on besides sizes, as JSON: the network by its content, where it runs and with what."""
+    digest = hashlib.sha256(f"{network.module} {network.edits} {network.int8}".encode())
+    tensors = [network.module.state_dict(), network.inputs, *network.calibration]
+    for name, tensor in ((name, tensor) for some in tensors for name, tensor in some.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return {
+        "network": digest.hexdigest(),
+        "target": target.to_json(),
+        "shape": asdict(shape),
+        "machine": machine(),
+        "torch": torch.__version__,
+    }
 
 
 def _measure_chunk(

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.compress_vs_peers.cases import Case
 
 from apportion import serve_ladder
-from apportion.methods.compress.ladder import Ladder, ServedLadder
+from apportion.methods.compress.ladder import Ladder
+from apportion.methods.compress.serve import ServedLadder
 from apportion.models.load import load
 from apportion.numerics.stats import quantile
 from apportion.testing.summary import Summary

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from apportion.methods.compose.compose import compose as compose
     from apportion.methods.compress.fit import fit as fit
     from apportion.methods.compress.ladder import retarget as retarget
-    from apportion.methods.compress.ladder import serve_ladder as serve_ladder
     from apportion.methods.compress.rundir import FitConfig as FitConfig
+    from apportion.methods.compress.serve import serve_ladder as serve_ladder
     from apportion.methods.compress.verify import verify as verify
 
 _LAZY = {
@@ -35,7 +35,7 @@ _LAZY = {
     "fit": ("apportion.methods.compress.fit", "fit"),
     "models": ("apportion.models", None),
     "retarget": ("apportion.methods.compress.ladder", "retarget"),
-    "serve_ladder": ("apportion.methods.compress.ladder", "serve_ladder"),
+    "serve_ladder": ("apportion.methods.compress.serve", "serve_ladder"),
     "verify": ("apportion.methods.compress.verify", "verify"),
 }
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.core.budget import Budget
-from apportion.core.certificate import VERSION, Certificate
+from apportion.core.certificate import VERSION, Certificate, Floor
 from apportion.core.meter import Reading
 from apportion.errors import ApportionError
 
@@ -33,6 +33,17 @@ def certificate(measured_ms=7.5, stderr=0.1, z=1.645, **changes):
         "z": z,
     }
     return Certificate(**{**fields, **changes})
+
+
+def floor(kept=0.985, stderr=0.004, asked=0.98, confidence=0.5):
+    return Floor(
+        asked=asked,
+        confidence=confidence,
+        kept=Reading(value=kept, unit="ratio", stderr=stderr, count=1024),
+        before=Reading(value=0.93, unit="ratio", stderr=0.008, count=1024),
+        after=Reading(value=0.93 * kept, unit="ratio", stderr=0.008, count=1024),
+        examples="1024 of banking77",
+    )
 
 
 def text_of(fields):
@@ -89,7 +100,7 @@ def without(name):
 
 GOOD_LIMIT = {"quantity": "latency", "value": 8.0, "unit": "ms", "target": None}
 MALFORMED = {
-    **{f"without {name}": without(name) for name in certificate().to_json() if name not in ("met", "files")},
+    **{f"without {name}": without(name) for name in certificate().to_json() if name not in ("met", "files", "floor")},
     "empty": "",
     "not json": "{",
     "two documents": text_of(certificate().to_json()) * 2,
@@ -181,6 +192,38 @@ def test_what_is_hostile_is_refused_in_one_line(text):
 def test_a_certificate_that_can_not_be_judged_is_refused(text):
     with pytest.raises(ApportionError):
         Certificate.from_json(text)
+
+
+def test_a_floor_is_part_of_the_promise_and_worked_out_again():
+    kept = certificate(floor=floor())
+    assert kept.met
+    broken = certificate(floor=floor(kept=0.954))
+    assert not broken.met
+    for one in (kept, broken):
+        claimed = {**one.to_json(), "met": True}
+        claimed["floor"] = {**claimed["floor"], "met": True, "doubt": 0.0}
+        again = Certificate.from_json(text_of(claimed))
+        assert again == one
+        assert again.met == one.met
+
+
+def test_a_floor_is_judged_on_its_value_or_on_a_lower_bound_and_states_both():
+    assert floor(0.985, 0.004, confidence=0.5).met
+    assert not floor(0.985, 0.004, confidence=0.95).met  # 0.985 - 1.645 * 0.004 = 0.9784
+    assert floor(0.985, 0.003, confidence=0.95).met  # 0.9801
+    assert floor(0.98, 0.004).doubt == pytest.approx(0.5)
+    assert floor(0.985, 0.005).doubt == pytest.approx(0.1587, abs=1e-4)  # one standard error above
+    assert floor(0.97, 0.0).doubt == 1.0
+    assert floor(0.98, 0.0).met
+    assert floor(0.985, 0.004).to_json(0.95)["at_least"]["value"] == pytest.approx(0.985 - 1.6449 * 0.004, abs=1e-6)
+
+
+def test_certificates_from_before_floors_were_certified_can_be_read():
+    assert Certificate.from_json(without("floor")).floor is None
+    good = certificate(floor=floor()).to_json()
+    for wrong in ({"asked": 2.0}, {"confidence": 0.2}, {"kept": 0.9}, {"examples": None, "asked": "high"}):
+        with pytest.raises(ApportionError, match="not a certificate"):
+            Certificate.from_json(text_of({**good, "floor": {**good["floor"], **wrong}}))
 
 
 def test_certificates_from_before_files_were_named_can_be_read():

@@ -321,7 +321,7 @@ def test_every_outcome_has_a_remedy_of_one_line(outcome):
 
 def test_a_guard_has_the_last_word_on_quality_where_the_clock_agrees():
     def guard(quality):
-        return Guard(lambda model: Reading(value=quality, unit="points"), floor=0.5)
+        return Guard(lambda model: {"quality": Reading(value=quality, unit="points")}, floor=0.5)
 
     exact = measure(ladder().meters["latency"])
     low, rows = run(ladder(), "3ms", Greedy(), quality_floor=-99.0, check=exact, guard=guard(0.4))
@@ -336,7 +336,7 @@ def test_a_guard_has_the_last_word_on_quality_where_the_clock_agrees():
 def test_a_guard_reads_only_what_was_measured_within_the_budget_and_needs_a_check():
     def reads(model):
         read.append(model)
-        return Reading(value=1.0, unit="points")
+        return {"quality": Reading(value=1.0, unit="points")}
 
     read = []
     slower = measure(Scaled(ladder().meters["latency"], 1.25))
@@ -345,6 +345,20 @@ def test_a_guard_reads_only_what_was_measured_within_the_budget_and_needs_a_chec
     assert len(read) == sum(row.kind == "check" and row.accepted for row in rows) == 1
     with pytest.raises(KnobError, match="give both"):
         run(ladder(), "8ms", guard=Guard(reads, 0.0))
+
+
+def test_a_guard_judges_the_reading_it_names_at_its_own_confidence_and_records_all():
+    def guard(z):
+        readings = {"quality": Reading(value=0.9, unit="ratio"), "kept": Reading(value=0.99, unit="ratio", stderr=0.01)}
+        return Guard(lambda model: readings, floor=0.98, key="kept", z=z)
+
+    exact = measure(ladder().meters["latency"])
+    value, rows = run(ladder(), "3ms", Greedy(), check=exact, guard=guard(0.0))
+    assert value.met
+    assert {"quality", "kept"} <= set(rows[-1].readings)
+    bound, _ = run(ladder(), "3ms", Greedy(), check=exact, guard=guard(1.645))
+    assert bound.outcome is Outcome.QUALITY_COLLAPSE
+    assert bound.measured["kept"].value == 0.99
 
 
 # What is refused

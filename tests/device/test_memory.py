@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from apportion.device.energy import EnergySource, find_source, read_energy
-from apportion.device.memory import AllocatedPeak, CudaPeak, LivenessPeak
+from apportion.device.memory import AllocatedPeak, CudaPeak, LivenessPeak, SpreadPeak
 from apportion.device.target import find_target
 from apportion.errors import MeasureError
 from apportion.models.network import Network, Origin
@@ -22,6 +22,18 @@ def test_a_chain_holds_two_neighbours_at_once(meter):
     """1000 -> 3000 -> 100 floats: while the second layer runs, its input and output are alive."""
     network = network_of(nn.Sequential(nn.Linear(1000, 3000, bias=False), nn.Linear(3000, 100, bias=False)), 1, 1000)
     assert meter.read(network).value == 4 * (3000 + 100)
+
+
+def test_a_peak_to_plan_with_falls_when_one_of_two_that_share_it_is_cut():
+    def chain(first, second):
+        layers = (nn.Linear(a, b, bias=False) for a, b in ((100, first), (first, 100), (100, second), (second, 100)))
+        return network_of(nn.Sequential(*layers), 1, 100)
+
+    whole, one, both = chain(900, 900), chain(450, 900), chain(450, 450)
+    spread = SpreadPeak(whole)
+    assert AllocatedPeak().read(one).value == AllocatedPeak().read(whole).value
+    assert spread.read(whole).value == pytest.approx(AllocatedPeak().read(whole).value)
+    assert spread.read(both).value < spread.read(one).value < 0.99 * spread.read(whole).value
 
 
 class Wide(nn.Module):

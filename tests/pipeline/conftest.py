@@ -20,7 +20,7 @@ class Command:
 
     def __init__(self, cwd: Path) -> None:
         self.cwd = cwd
-        self.env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+        self.env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "COLUMNS": "80"}
 
     def start(self, *args: object) -> subprocess.Popen:
         if args[0] == "fit" and "--repair-steps" not in args:

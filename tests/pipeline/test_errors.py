@@ -23,7 +23,7 @@ CNN = "tests.factories:small_cnn"
         ("eight", "can't read the budget"),
         ("latency<=8MB", "limits latency in 'MB'"),
         ("150%", "at most 100%"),
-        ("energy<=3mJ", "can't measure energy"),
+        ("energy<=3mJ", "can't limit energy"),
         ("8ms@toaster", "unknown target 'toaster'"),
     ],
 )

@@ -48,6 +48,27 @@ def test_a_counted_budget_is_met_verified_and_not_run_again(apportion, tmp_path,
         assert sum(p.numel() for p in network.module.parameters()) == result["final"]["params"]["value"]
 
 
+def test_a_quality_floor_is_shown_apart_from_the_held_out_reading_and_verified(apportion, tmp_path, images):
+    options = ("--quality-floor", "20%", "--data", images, "--rungs", 1, "--repair-steps", 40, "-o", "run")
+    told = apportion("fit", CNN, "--budget", "params<=90%", *options)
+    assert told.returncode == 0, told.stderr
+    certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
+    kept = certificate["floor"]["kept"]
+    lines = told.stdout.splitlines()
+    held_out = next(line for line in lines if "held out" in line and "│" in line)
+    floor = next(line for line in lines if "quality floor" in line and "│" in line)
+    assert "(20%)" in floor
+    assert "(20%)" not in held_out
+    assert f"{kept['value']:.1%} ± {kept['stderr'] * 100:.1f}" in floor
+    assert max(map(len, lines)) <= 80 or all("run" in line for line in lines if len(line) > 80)
+    assert apportion.json("verify", "run", "--model", CNN)["floor"] == certificate["floor"]
+    certificate["floor"]["asked"] = 1.0
+    (tmp_path / "run" / "certificate.json").write_text(json.dumps(certificate))
+    broken = apportion("verify", "run", "--model", CNN)
+    assert broken.returncode == 4
+    assert "under the quality floor" in " ".join(broken.stdout.split())
+
+
 def test_a_fitted_model_can_be_fitted_further(apportion, tmp_path, images):
     first = apportion.json("fit", CNN, "--budget", "params<=70%", "--data", images, "-o", "first")
     refused = apportion("fit", "first/model", "--budget", "params<=60%", "--data", images, "-o", "second", "--json")

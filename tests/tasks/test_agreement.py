@@ -80,7 +80,7 @@ def test_splits_share_no_example_and_repeat_for_a_seed(tmp_path):
 
 
 @pytest.mark.parametrize("count", [6, 60, 3000])
-def test_a_guard_has_what_is_chosen_with_and_takes_the_rest_from_training_alone(tmp_path, count):
+def test_a_guard_takes_its_own_from_training_and_has_what_is_chosen_with_only_where_that_is_too_little(tmp_path, count):
     network = load("tests.factories:small_cnn")
     data = tensors_file(tmp_path / "x.safetensors", count, side=16)
 
@@ -92,7 +92,11 @@ def test_a_guard_has_what_is_chosen_with_and_takes_the_rest_from_training_alone(
         }
 
     plain, guarded = ids(guard=False), ids(guard=True)
-    assert plain["guard"] == plain["selection"]
+    enough = len(plain["training"]) // 4 >= len(plain["selection"])
+    assert enough == (count == 3000)
+    assert bool(set(guarded["guard"]) & set(guarded["selection"])) != enough
+    told = load_splits(network, data, seed=3, guard=True).guard.description
+    assert ("of them chosen with" in told) != enough
     for name in ("calibration", "selection", "report"):
         assert guarded[name] == plain[name]
     more = set(guarded["guard"]) - set(guarded["selection"])

@@ -31,6 +31,9 @@ def command(
     importance: Annotated[str, typer.Option(help="taylor, magnitude, fisher, activation or hessian.")] = "taylor",
     quality: Annotated[str, typer.Option(help="agreement, accuracy, likelihood, r2, or auto by the data.")] = "auto",
     quality_floor: Annotated[str | None, typer.Option(help="Share of the original's quality to keep: 98%.")] = None,
+    floor_confidence: Annotated[
+        str, typer.Option(help="How sure the floor has to hold: 50% judges the value, 95% a lower bound.")
+    ] = "50%",
     rules: Annotated[
         str, typer.Option(help="Among prune, quantise, lowrank, sparse, tokens, depth, repair or adapters.")
     ] = "prune,quantise,repair",
@@ -59,7 +62,8 @@ def command(
         policy=policy,
         importance=importance,
         quality=quality,
-        quality_floor=parse_share(quality_floor),
+        quality_floor=None if quality_floor is None else parse_share(quality_floor),
+        floor_confidence=parse_share(floor_confidence),
         rules=rules,
         rungs=rungs,
         repair_steps=repair_steps,
@@ -77,10 +81,8 @@ def command(
     return Exit.INFEASIBLE if stuck else Exit.NOT_MET
 
 
-def parse_share(text: str | None) -> float | None:
+def parse_share(text: str) -> float:
     """A share of one: ``98%`` or ``0.98``."""
-    if text is None:
-        return None
     try:
         return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
     except ValueError:

@@ -89,10 +89,17 @@ def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:
     quality, original = result["quality_after"], result["quality_before"]
     kept = f"{quality['value'] / original['value']:.1%}" if original["value"] else ""
     found = f"{quality['value']:.3f} ± {quality['stderr']:.3f}"
-    table.add_row(result["quality"], f"{original['value']:.3f}", "", found, kept)
+    table.add_row("held out", f"{original['value']:.3f}", "", found, kept)
+    floor = result.get("floor")  # results from before floors were certified have none
+    if floor is not None:
+        table.add_row("quality floor", *_floor_cells(floor))
     console.print(table)
     judged = "agreement with the original" if result["quality"] == "agreement" else result["quality"]
-    console.print(f"{judged} on {result['quality_of']}, none used to choose or train", style="dim")
+    console.print(f"held out: {judged} on {result['quality_of']}, none used to choose or train", style="dim")
+    if floor is not None:
+        console.print(_floor_line(floor), style="dim", highlight=False)
+    elif result.get("quality_floor") is not None:
+        console.print(f"quality floor {result['quality_floor']:.4g}: nothing got far enough to be judged", style="dim")
     if result["met"]:
         console.print("[bold green]met[/]", end=" ")
     else:
@@ -100,6 +107,28 @@ def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:
     console.print(f"run folder: {result['run']}", highlight=False, soft_wrap=True)
     if not result["met"] and "remedy" in result:
         console.print(result["remedy"])
+
+
+def _floor_cells(floor: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Before, limit, measured and share of before, on the examples that the floor is judged on."""
+    before, after, kept = floor["before"], floor["after"], floor["kept"]
+    limit = f"{floor['asked'] * before['value']:.3f}"
+    return (
+        f"{before['value']:.3f}",
+        f"{limit} ({floor['asked'] * 100:.4g}%)",
+        f"{after['value']:.3f} ± {after['stderr']:.3f}",
+        f"{kept['value']:.1%} ± {kept['stderr'] * 100:.1f}",
+    )
+
+
+def _floor_line(floor: Mapping[str, Any]) -> str:
+    """On what the floor was judged, how, and how sure that is."""
+    rule = "by its value" if floor["confidence"] == 0.5 else f"at {floor['confidence'] * 100:.4g}% confidence"
+    bound = floor["at_least"]
+    return (
+        f"quality floor: judged {rule} on {floor['examples']}, none trained on; at least {bound['value']:.1%} is kept "
+        f"at {bound['confidence']:.0%} confidence, one just at the floor reads as well {floor['doubt']:.0%} of times"
+    )
 
 
 def _with_error(reading: Mapping[str, Any]) -> str:

@@ -135,10 +135,16 @@ class RunFolder(Folder):
             mark = {f"apportion_{self.what}": self.version}
             self.write(self.file, {**mark, "identity": identity, "config": dict(config)})
 
-    def asked(self, known: set[str]) -> dict[str, Any]:
-        """What the run was asked for, if its fields are the ``known`` ones."""
+    def asked(self, known: set[str], later: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What the run was asked for, if its fields are the ``known`` ones.
+
+        Args:
+            later: fields that runs from before they existed lack, with what stands in for them.
+        """
         saved = self.read(self.file)
         config = saved.get("config")
+        if isinstance(config, dict):
+            config = {**(later or {}), **config}
         version = saved.get(f"apportion_{self.what}")
         if version != self.version or not isinstance(config, dict) or set(config) != known:
             raise ApportionError(

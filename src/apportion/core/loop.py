@@ -18,7 +18,8 @@ from apportion.core.rule import Rule, check_rules, rule_for
 from apportion.errors import KnobError, LedgerError
 
 M = TypeVar("M")
-_UNDER_FLOOR = "measured under the quality floor"
+OVER_BUDGET = "measured over budget"
+UNDER_FLOOR = "measured under the quality floor"
 _LEAST_PROGRESS = 1e-6  # of a limit; models that predict costs leave less than this where a move saves nothing
 
 
@@ -50,10 +51,19 @@ _REMEDY = {
 
 @dataclass(frozen=True)
 class Guard(Generic[M]):
-    """Reads the quality of a finished model closer than that of every move is read, against a floor of its own."""
+    """Reads the quality of a finished model closer than that of every move is read, against a floor of its own.
 
-    read: Callable[[M], Reading]
+    ``read`` gives readings to record with the check; the one named ``key`` may not lie under the floor, judged at ``z``
+    standard errors below it.
+    """
+
+    read: Callable[[M], Mapping[str, Reading]]
     floor: float
+    key: str = "quality"
+    z: float = 0.0
+
+    def holds(self, readings: Mapping[str, Reading]) -> bool:
+        return readings[self.key].lower(self.z) >= self.floor
 
 
 @dataclass(frozen=True)
@@ -158,7 +168,7 @@ def budgeted_loop(
                 continue
             if last.accepted:
                 return run.result(Outcome.MET, last.readings)
-            if last.note == _UNDER_FLOOR:
+            if last.note == UNDER_FLOOR:
                 return run.result(Outcome.QUALITY_COLLAPSE, last.readings)
         num_failed = sum(row.kind == "check" and not row.accepted for row in ledger)
         if num_failed >= max_checks or run.hopeless:
@@ -265,10 +275,10 @@ class _Run(Generic[M]):
         """Measures the model afresh; where that exceeds the promise, tightens the limits the loop works towards."""
         began = time.perf_counter()
         measured = dict(measure(self.model))
-        note = "" if self.promised.met(measured, self.z) else "measured over budget"
+        note = "" if self.promised.met(measured, self.z) else OVER_BUDGET
         if not note and guard is not None:
-            measured[self.quality] = guard.read(self.model)
-            note = _UNDER_FLOOR if measured[self.quality].value < guard.floor else ""
+            measured |= guard.read(self.model)
+            note = "" if guard.holds(measured) else UNDER_FLOOR
         self._record("check", measured, not note, began=began, note=note)
         if note:
             self._tighten(measured)

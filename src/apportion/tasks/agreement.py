@@ -8,6 +8,7 @@ from torch import Tensor
 from apportion.core.meter import Reading
 from apportion.models.network import Network, read_out
 from apportion.tasks.batches import Examples
+from apportion.tasks.sample import Sample
 
 
 class Agreement:
@@ -26,20 +27,25 @@ class Agreement:
 
     def read(self, model: Network) -> Reading:
         """Mean agreement over examples with its standard error."""
-        return self._compare(self._answers(model), model.readout)
+        return self.sample(model).reading()
 
     def score(self, answer_ND: Tensor, readout: str) -> Reading:
         """The reading of answers computed elsewhere: embeddings or logits in the order of the examples."""
+        return self.sample_of(answer_ND, readout).reading()
+
+    def sample(self, model: Network) -> Sample:
+        return self._compare(self._answers(model), model.readout)
+
+    def sample_of(self, answer_ND: Tensor, readout: str) -> Sample:
         return self._compare(self._said([answer_ND], readout), readout)
 
-    def _compare(self, said: Tensor, readout: str) -> Reading:
+    def _compare(self, said: Tensor, readout: str) -> Sample:
         if readout == "embedding":
             pairs = zip(said.tolist(), self._wanted.tolist(), strict=True)
             score_N = torch.tensor([len(set(a) & set(b)) / len(b) for a, b in pairs])
         else:
             score_N = (said == self._wanted).float()
-        error = score_N.std().item() / len(score_N) ** 0.5 if len(score_N) > 1 else 0.0
-        return Reading(value=score_N.mean().item(), unit=self.unit, stderr=error, count=len(score_N))
+        return Sample(score_N.mean().item(), score_N)
 
     @torch.inference_mode()
     def _answers(self, network: Network) -> Tensor:

@@ -45,7 +45,7 @@ class Examples:
 class Splits:
     """Disjoint examples: to score importance and set ranges on, to choose on, to report on, and to train on.
 
-    ``guard`` are those to choose on and more of their kind, to judge a finished model on.
+    ``guard`` are others to judge a finished model on; where those are fewer than the ones to choose on, with these.
     """
 
     calibration: Examples
@@ -57,7 +57,7 @@ class Splits:
 
 SIZES = (64, 96, 384)
 SMALL_SIZES, SMALL_SIDE = (64, 288, 192), 64  # of small images, where reading is cheap: more of them to choose on
-MAX_GUARD = 1024  # besides those to choose on
+MAX_GUARD = 1024  # taken from training
 MAX_TRAINING_TEXTS, MAX_TRAINING_IMAGES = 4096, 16_384
 MAX_TRAINING_PIXELS = 512 * 224 * 224  # of all images together, which are held in memory as numbers
 
@@ -131,7 +131,7 @@ def _from_texts(
         tokenizer.pad_token = tokenizer.eos_token
     longest = getattr(network.module.config, "max_position_embeddings", None) or 512
     parts = []
-    for rows in _shares(len(texts), generator, sizes, MAX_TRAINING_TEXTS):
+    for rows, note in _shares(len(texts), generator, sizes, MAX_TRAINING_TEXTS):
         chosen = sorted(rows, key=lambda row: len(texts[row]))
         batches = []
         for start in range(0, len(chosen), 32):
@@ -143,7 +143,7 @@ def _from_texts(
                 return_tensors="pt",
             )
             batches.append({key: encoded[key] for key in network.inputs if key in encoded})
-        parts.append(Examples(tuple(batches), f"{len(chosen)} of {name}", _labels(label_N, chosen)))
+        parts.append(Examples(tuple(batches), f"{len(chosen)} of {name}{note}", _labels(label_N, chosen)))
     return Splits(*parts)
 
 
@@ -158,12 +158,12 @@ def _from_images(
     height, width = next(iter(network.inputs.values())).shape[-2:]
     max_training = min(MAX_TRAINING_IMAGES, max(1, MAX_TRAINING_PIXELS // (height * width)))
     parts = []
-    for rows in _shares(len(images), generator, sizes, max_training):
+    for rows, note in _shares(len(images), generator, sizes, max_training):
         batches = tuple(
             image_inputs(network, [images[row] for row in rows[start : start + 32]])
             for start in range(0, len(rows), 32)
         )
-        parts.append(Examples(batches, f"{len(rows)} of {name}", _labels(label_N, rows)))
+        parts.append(Examples(batches, f"{len(rows)} of {name}{note}", _labels(label_N, rows)))
     return Splits(*parts)
 
 
@@ -190,22 +190,23 @@ def _from_tensors(network: Network, path: Path, generator: torch.Generator, size
         raise DataError(f"{path} holds {sorted(counts)} examples; give the same number, at least 6, for every input")
     tensors = load_file(path)
     parts = []
-    for rows in _shares(counts.pop(), generator, sizes, MAX_TRAINING_TEXTS):
+    for rows, note in _shares(counts.pop(), generator, sizes, MAX_TRAINING_TEXTS):
         index = torch.tensor(rows)
         batches = tuple(
             {name: tensors[name][part].to(network.inputs[name].dtype) for name in network.inputs}
             for part in index.split(32)
         )
-        parts.append(Examples(batches, f"{len(rows)} of {path.name}"))
+        parts.append(Examples(batches, f"{len(rows)} of {path.name}{note}"))
     return Splits(*parts)
 
 
 def _shares(
     count: int, generator: torch.Generator, sizes: tuple[int, int, int, int], max_training: int
-) -> list[list[int]]:
+) -> list[tuple[list[int], str]]:
     """Rows of the splits: the sizes asked for, and the rest for training, of which small data keep a third.
 
-    The last size is what the guard has besides the rows to choose on: at most a quarter of that rest.
+    The last size is what the guard has of its own: at most a quarter of that rest. Where it is less than there is to
+    choose on, the guard has that as well, and a note says so.
     """
     if count < 6:
         raise DataError(f"the data hold {count} examples; give at least 6")
@@ -217,4 +218,7 @@ def _shares(
     order = torch.randperm(count, generator=generator).tolist()
     cuts = [0, *itertools.accumulate([*counts, min(num_left - num_guard, max_training), num_guard])]
     calibration, selection, report, training, more = (order[begin:end] for begin, end in itertools.pairwise(cuts))
-    return [calibration, selection, report, training, selection + more]
+    guard, note = more, ""
+    if len(more) < len(selection):
+        guard, note = selection + more, f" ({len(selection)} of them chosen with)"
+    return [(rows, "") for rows in (calibration, selection, report, training)] + [(guard, note)]

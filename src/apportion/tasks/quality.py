@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from apportion.errors import DataError
 from apportion.models.network import Network, read_out
 from apportion.tasks.agreement import Agreement
 from apportion.tasks.batches import Examples
+from apportion.tasks.sample import Sample
 
 Kind = Literal["auto", "agreement", "accuracy", "likelihood"]
 KINDS: tuple[Kind, ...] = ("auto", "agreement", "accuracy", "likelihood")
@@ -69,16 +71,22 @@ class Accuracy:
         return other
 
     def read(self, model: Network) -> Reading:
-        with torch.inference_mode():
-            answer_ND = torch.cat([read_out(model, batch) for batch in self.examples.batches])
-        return self.score(answer_ND, model.readout)
+        return self.sample(model).reading()
 
     def score(self, answer_ND: Tensor, readout: str) -> Reading:
         """The reading of answers computed elsewhere, in the order of the examples."""
+        return self.sample_of(answer_ND, readout).reading()
+
+    @torch.inference_mode()
+    def sample(self, model: Network) -> Sample:
+        return self.sample_of(torch.cat([read_out(model, batch) for batch in self.examples.batches]), model.readout)
+
+    def sample_of(self, answer_ND: Tensor, readout: str) -> Sample:
         assert self.examples.label_N is not None
         if self.mean_KD is not None:
             answer_ND = nn.functional.normalize(answer_ND, dim=-1) @ self.mean_KD.T
-        return _mean((answer_ND.argmax(-1) == self.examples.label_N).float())
+        right_N = (answer_ND.argmax(-1) == self.examples.label_N).float()
+        return Sample(right_N.mean().item(), right_N)
 
 
 class Likelihood:
@@ -92,6 +100,10 @@ class Likelihood:
         self.examples = examples
 
     def read(self, model: Network) -> Reading:
+        return self.sample(model).reading()
+
+    def sample(self, model: Network) -> Sample:
+        """What a token adds is its loss times the slope of the value at the mean loss."""
         losses = []
         with torch.inference_mode():
             for batch in self.examples.batches:
@@ -100,11 +112,6 @@ class Likelihood:
                 loss_NT = nn.functional.cross_entropy(logit_NTV.transpose(1, 2), token_NT[:, 1:], reduction="none")
                 mask = batch.get("attention_mask")
                 losses.append(loss_NT[mask[:, 1:].bool()] if mask is not None else loss_NT.flatten())
-        reading = _mean(torch.cat(losses))
-        value = float(torch.exp(torch.tensor(-reading.value)))
-        return Reading(value=value, unit=self.unit, stderr=value * reading.stderr, count=reading.count)
-
-
-def _mean(score_N: Tensor) -> Reading:
-    error = score_N.std().item() / len(score_N) ** 0.5 if len(score_N) > 1 else 0.0
-    return Reading(value=score_N.mean().item(), unit="ratio", stderr=error, count=len(score_N))
+        loss_N = torch.cat(losses)
+        value = math.exp(-loss_N.mean().item())
+        return Sample(value, -value * loss_N, counted=False)

@@ -17,6 +17,7 @@ from apportion.models.network import Network, read_out
 from apportion.tasks.batches import Examples, Splits
 from apportion.tasks.domains import load_domain
 from apportion.tasks.domains.table import has_labels
+from apportion.tasks.sample import Sample
 
 RIDGE = 1e-2  # of the mean square of a feature
 MAX_HEAD_EXAMPLES = 1024
@@ -59,18 +60,24 @@ class R2:
         return other
 
     def read(self, model: Network) -> Reading:
-        return self.score(_answers(model, self.examples), model.readout)
+        return self.sample(model).reading()
 
     def score(self, answer_ND: Tensor, readout: str) -> Reading:
         """The reading of answers computed elsewhere, in the order of the examples."""
+        return self.sample_of(answer_ND, readout).reading()
+
+    def sample(self, model: Network) -> Sample:
+        return self.sample_of(_answers(model, self.examples), model.readout)
+
+    def sample_of(self, answer_ND: Tensor, readout: str) -> Sample:
+        """What an example adds is its pseudo-value, by which the jackknife's error is that of a mean."""
         error_N = (self.target_N - self._predicted(answer_ND)).double().square()
         count = len(error_N)
         target_N = self.target_N.double()
         away_N = (target_N - target_N.mean()).square()
         value = 1 - error_N.sum() / away_N.sum()
         left_N = 1 - (error_N.sum() - error_N) / (away_N.sum() - away_N * count / (count - 1)).clamp_min(1e-30)
-        stderr = math.sqrt((count - 1) / count * (left_N - left_N.mean()).square().sum().item())
-        return Reading(value=value.item(), unit=self.unit, stderr=stderr, count=count)
+        return Sample(value.item(), count * value - (count - 1) * left_N, counted=False)
 
     def rmse(self, answer_ND: Tensor) -> float:
         """The root of the mean squared error, in the target's unit."""

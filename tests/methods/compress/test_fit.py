@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from tests.models import zoo
 
+from apportion.core.budget import Budget
+from apportion.device.energy import EnergySource
+from apportion.device.memory import AllocatedPeak
 from apportion.device.meters import FlopCount
-from apportion.errors import ApportionError, BudgetError
+from apportion.errors import ApportionError, BudgetError, InfeasibleError
+from apportion.methods.compress import bench
+from apportion.methods.compress.bench import static_meters
 from apportion.methods.compress.fit import fit
-from apportion.methods.compress.rundir import IMPORTANCES, FitConfig
+from apportion.methods.compress.rundir import IMPORTANCES, QUALITIES, FitConfig, RunDir
+from apportion.methods.compress.verify import verify
 from apportion.models.load import load
+from apportion.tasks.quality import KINDS
 
 CNN = "tests.factories:small_cnn"
 
@@ -107,3 +115,91 @@ def test_an_encoder_is_left_with_fewer_tokens_or_blocks(tmp_path, rules):
         assert network.edits.tokens
     if rules == "depth":
         assert network.edits.skips
+
+
+@pytest.mark.parametrize("budget", ["memory<=60%", "memory<=40KB"])
+def test_a_budget_of_peak_memory_is_met_and_verified(tmp_path, images, budget):
+    result = run(tmp_path, images, budget)
+    peak = AllocatedPeak()
+    assert result["met"]
+    assert result["baseline"]["memory"]["value"] == peak.read(load(CNN)).value
+    small = load(str(tmp_path / "run" / "model"), factory=CNN)
+    assert result["final"]["memory"]["value"] == peak.read(small).value <= result["limits"]["memory"]
+    assert RunDir(tmp_path / "run").certificate().measured["memory"].value == result["final"]["memory"]["value"]
+    again = verify(tmp_path / "run", CNN)
+    assert again["met"]
+    assert again["final"] == result["final"]
+
+
+def test_a_budget_of_memory_under_the_smallest_network_is_refused_with_its_floor(tmp_path, images):
+    with pytest.raises(
+        InfeasibleError, match=r"memory<=1KB can't be met: the smallest network measures .*KB"
+    ) as refused:
+        run(tmp_path, images, "memory<=1KB")
+    assert refused.value.exit_code == 3
+
+
+def test_memory_is_read_only_where_it_is_limited():
+    assert "memory" not in static_meters()
+    assert "memory" not in static_meters(Budget.parse("8ms, 20MB"))
+    assert set(static_meters(Budget.parse("memory<=60%@torch-cpu-1t"))) >= {"memory@torch-cpu-1t"}
+
+
+def test_energy_is_refused_with_the_reason_of_its_source(tmp_path, images, monkeypatch):
+    monkeypatch.setattr(bench, "find_source", lambda device: EnergySource("unavailable", "no counter on this moon"))
+    with pytest.raises(BudgetError, match="can't limit energy on torch-cpu-1t: no counter on this moon; possible are"):
+        run(tmp_path, images, "energy<=3mJ")
+
+
+def test_the_names_of_qualities_are_those_of_the_meters():
+    assert (*KINDS, "r2") == QUALITIES
+
+
+FLOOR = {"quality_floor": 0.2, "repair_steps": 40}
+
+
+def test_a_floor_is_certified_verified_and_counts_in_the_verdict(tmp_path, images):
+    result = run(tmp_path, images, "params<=90%", **FLOOR)
+    rundir = RunDir(tmp_path / "run")
+    floor = rundir.certificate().floor
+    assert result["met"]
+    assert result["floor"] == floor.to_json(0.95)
+    assert (floor.asked, floor.confidence) == (0.2, 0.5)
+    assert floor.kept.value == pytest.approx(floor.after.value / floor.before.value)
+    assert floor.kept.count == 52  # too little data: 10 kept aside for it, and the 42 chosen with
+    assert "42 of them chosen with" in floor.examples
+    again = verify(rundir.path, CNN)
+    assert again["met"]
+    assert again["floor"] == result["floor"]
+    fields = rundir.read("certificate.json")
+    fields["floor"]["asked"] = 1.0
+    rundir.write("certificate.json", fields)
+    broken = verify(rundir.path, CNN)
+    assert not broken["met"]
+    assert broken["outcome"] == "measured under the quality floor"
+    assert broken["final"] == again["final"]
+
+
+def test_a_floor_asked_for_with_confidence_is_refused_where_the_value_alone_would_do(tmp_path, images):
+    value = run(tmp_path / "value", images, "params<=90%", **FLOOR)
+    assert value["met"]
+    kept = value["floor"]["kept"]
+    floor = {**FLOOR, "quality_floor": kept["value"] - kept["stderr"]}
+    sure = run(tmp_path / "sure", images, "params<=90%", floor_confidence=0.95, **floor)
+    assert not sure["met"]
+    assert sure["outcome"] == "quality collapse"
+    assert not (tmp_path / "sure" / "run" / "certificate.json").exists()
+    with pytest.raises(ApportionError, match=r"floor confidence 0\.3"):
+        FitConfig(model=CNN, budget="60%", floor_confidence=0.3)
+
+
+def test_a_run_from_before_floors_had_a_confidence_is_the_same_run(tmp_path):
+    rundir, config = RunDir(tmp_path / "run"), FitConfig(model=CNN, budget="60%", quality_floor=0.98)
+    now = rundir.start(config, "model")
+    saved = rundir.read("run.json")
+    del saved["config"]["floor_confidence"]
+    rundir.write("run.json", saved)
+    assert rundir.config() == config
+    assert rundir.start(config, "model") == now
+    with pytest.raises(ApportionError, match="other settings"):
+        rundir.start(replace(config, floor_confidence=0.95), "model")

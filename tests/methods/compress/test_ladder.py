@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -16,8 +19,9 @@ from apportion.device.build import model_files
 from apportion.device.measure import Candidate, Shape
 from apportion.device.target import find_target
 from apportion.errors import ApportionError, InfeasibleError
-from apportion.methods.compress.ladder import Ladder, retarget, serve_ladder
+from apportion.methods.compress.ladder import Ladder, retarget
 from apportion.methods.compress.rundir import FitConfig, RunDir
+from apportion.methods.compress.serve import serve_ladder
 from apportion.models.cut import slice_network
 from apportion.models.load import load
 from apportion.models.partition import Partition
@@ -80,6 +84,21 @@ def test_retargeting_links_the_model_and_its_certificate(run):
     retarget(run, "9ms")
     assert RunDir(run).certificate().measured["latency@torch-cpu-1t"].value == 8.0
     assert (run / "model" / "model.safetensors").is_file()
+
+
+def test_the_command_switches_without_loading_torch(run):
+    script = (
+        "import sys\n"
+        f"sys.argv = ['apportion', 'retarget', {str(run)!r}, '--budget', '6.5ms', '--json']\n"
+        "from apportion.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'scipy', 'cvxpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rung"] == 2
+    assert os.readlink(run / "model") == os.path.join("rungs", "2", "model")
 
 
 def test_a_budget_under_the_last_rung_is_refused_and_changes_nothing(run):

@@ -39,7 +39,7 @@ class OpenVino:
                 ignored_scope=nncf.IgnoredScope(names=left, validate=False) if left else None,
                 advanced_parameters=nncf.AdvancedQuantizationParameters(
                     overflow_fix=OverflowFix.ENABLE if int8_saturates() else OverflowFix.FIRST_LAYER,
-                    disable_bias_correction=True,  # changes no time
+                    disable_bias_correction=not network.calibration,  # made-up inputs only price: it changes no time
                 ),
             )
         openvino.save_model(model, folder / IR, compress_to_fp16=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from apportion.core.budget import Budget, Limit
 from apportion.core.meter import Meter, Reading
@@ -16,7 +17,9 @@ from apportion.cost.profile import Profile
 from apportion.cost.sweep import Swept, sweep
 from apportion.device.answers import answers, build
 from apportion.device.build import model_files, needs_build
+from apportion.device.energy import find_source
 from apportion.device.measure import Candidate, Session, Shape, measure
+from apportion.device.memory import AllocatedPeak
 from apportion.device.meters import FlopCount, ParameterCount, SizeOnDisk
 from apportion.device.probe import working_target
 from apportion.device.store import Store
@@ -91,14 +94,24 @@ class Bench:
         Args:
             artefact: what the runtime opens, where it is built already.
         """
+        answer_ND = self.answers(meter, examples, network, folder, artefact)
+        if answer_ND is None:
+            return AsRun(meter).read(network)
+        assert isinstance(meter, Scores)
+        return meter.score(answer_ND, network.readout)
+
+    def answers(
+        self, meter: Meter[Network], examples: Examples, network: Network, folder: Path, artefact: Path | None = None
+    ) -> Tensor | None:
+        """The runtime's own answers of a quantised model; None where torch computes them or the meter takes none."""
         if artefact is None or network.precision == "fp32":
             artefact = self.artefact(network, folder)
         if artefact is None or not isinstance(meter, Scores):
-            return AsRun(meter).read(network)
+            return None
         batches = shaped(examples, network, count=None)
         found = answers(artefact, self.target, batches)
         read = [read_output(network, tuple(outputs), batch) for outputs, batch in zip(found, batches, strict=True)]
-        return meter.score(torch.cat(read)[: len(examples)], network.readout)
+        return torch.cat(read)[: len(examples)]
 
     def session(self, folder: Path, clear: Callable[[Session], bool], over: Callable[[Session], bool]) -> Session:
         """The measurements of the model in a folder beside the original; taken once per content."""
@@ -133,26 +146,29 @@ class Bench:
         return session
 
 
-def static_meters() -> dict[str, Meter[Network]]:
-    """Meters that need no clock, by the name they go by in budgets."""
-    return {"params": ParameterCount(), "size": SizeOnDisk(), "flops": FlopCount()}
+def static_meters(budget: Budget | None = None) -> dict[str, Meter[Network]]:
+    """Meters that need no clock, by the name they go by in budgets; peak memory only where the budget limits it."""
+    memory = limit_on("memory", budget) if budget is not None else None
+    meters: dict[str, Meter[Network]] = {"params": ParameterCount(), "size": SizeOnDisk(), "flops": FlopCount()}
+    return meters | ({} if memory is None else {memory.key: AllocatedPeak()})
 
 
 def read_artefact(
     network: Network,
     folder: Path,
-    latency: Limit | None,
+    asked: Budget,
     baseline: Mapping[str, Reading],
     session: Session | None,
     artefact: Path | None = None,
 ) -> dict[str, Reading]:
-    """What a saved model costs: the size of its file (or of the artefact, where it is quantised), its counts, and its
-    latency where a session measured it.
+    """What a saved model costs: the size of its file (or of the artefact, where it is quantised), its counts, its peak
+    memory where the budget limits it, and its latency where a session measured it.
 
     Under a relative limit the latency is the measured ratio times the baseline, so that a slower hour on the machine,
     which slows both, does not count.
     """
-    readings = {name: meter.read(network) for name, meter in static_meters().items()}
+    readings = {name: meter.read(network) for name, meter in static_meters(asked).items()}
+    latency = latency_limit(asked)
     size_bytes = (folder / "model.safetensors").stat().st_size
     if network.precision == "int8" and artefact is not None:
         size_bytes = sum(path.stat().st_size for path in model_files(artefact))
@@ -173,14 +189,21 @@ def budget_target(budget: Budget, option: str | None) -> Target:
     named = {limit.target for limit in budget.limits if limit.target} | ({option} if option else set())
     if len(named) > 1:
         raise BudgetError(f"the budget and --target name several targets ({', '.join(sorted(named))}); give one")
-    unknown = [limit.quantity for limit in budget.limits if limit.quantity in ("energy", "memory")]
-    if unknown:
-        raise BudgetError(f"fit can't measure {unknown[0]} here yet; possible are latency, size, params, flops")
-    return working_target(named.pop() if named else None)
+    target = working_target(named.pop() if named else None)
+    if limit_on("energy", budget) is not None:
+        source = find_source(target.device)
+        why = source.why if source.joules is None else f"{source.why} is there, but fit does not read it yet"
+        possible = "latency, size, memory, params, flops"
+        raise BudgetError(f"fit can't limit energy on {target.name}: {why}; possible are {possible}")
+    return target
+
+
+def limit_on(quantity: str, budget: Budget) -> Limit | None:
+    return next((limit for limit in budget.limits if limit.quantity == quantity), None)
 
 
 def latency_limit(budget: Budget) -> Limit | None:
-    return next((limit for limit in budget.limits if limit.quantity == "latency"), None)
+    return limit_on("latency", budget)
 
 
 def model_digest(network: Network) -> str:

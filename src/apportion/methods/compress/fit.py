@@ -22,6 +22,7 @@ from apportion.device.build import model_files, needs_build
 from apportion.device.runtimes.inputs import INPUTS
 from apportion.device.target import machine
 from apportion.methods.compress.bench import Bench, budget_target, model_digest
+from apportion.methods.compress.floor import KEPT
 from apportion.methods.compress.importance import order_by_importance
 from apportion.methods.compress.judge import load_examples
 from apportion.methods.compress.plan import CONFIDENCE, Plan, Z
@@ -94,7 +95,9 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
             start = _reload(plan.network, rung)
         setting = told["setting"]
         plan.learn(start, {key: Reading.from_json(fields) for key, fields in told["final"].items()})
-        ladder.append({"rung": place} | {key: told[key] for key in ("limits", "final", "quality_after", "met")})
+        ladder.append(
+            {"rung": place} | {key: told[key] for key in ("limits", "final", "quality_after", "floor", "met")}
+        )
         rundir.use(place)
         last = told
         if not told["met"]:
@@ -144,6 +147,7 @@ def _report(
     session = plan.session(result.model, budget, rung.model) if plan.latency else None
     final = plan.measured(result.model, budget, rung.model)
     target = plan.bench.target
+    floor = plan.kept.floor(result.measured) if plan.kept is not None and KEPT in result.measured else None
     report = {
         "budget": str(asked),
         "limits": {limit.key: limit.value for limit in budget.limits},
@@ -154,6 +158,8 @@ def _report(
         "quality_before": before.to_json(),
         "quality_after": after.to_json(),
         "quality_of": plan.splits.report.description,
+        "quality_floor": plan.bench.config.quality_floor,
+        "floor": None if floor is None else floor.to_json(CONFIDENCE),
         "outcome": result.outcome.value,
         "remedy": result.outcome.remedy,
         "met": result.met,
@@ -176,6 +182,7 @@ def _report(
             measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             confidence=CONFIDENCE,
             z=Z,
+            floor=floor,
         )
         rung.write("certificate.json", certificate.to_json())
     return report

@@ -16,7 +16,7 @@ from apportion.methods.compress.repair import answer_loss
 from apportion.models.network import Network, read_out
 from apportion.models.quantise import simulate
 from apportion.tasks.batches import Examples, Splits, load_splits
-from apportion.tasks.quality import quality_meter
+from apportion.tasks.quality import Accuracy, quality_meter
 from apportion.tasks.regression import R2, is_regressor, with_numbers, without_targets
 
 
@@ -40,6 +40,13 @@ def meter_of(original: Network, splits: Splits, examples: Examples, kind: str) -
     if kind == "r2" or (kind in ("auto", "agreement") and is_regressor(original, examples)):
         return R2(original, splits.training, examples)
     return quality_meter(original, splits.training, examples, kind)  # type: ignore[arg-type]
+
+
+def meter_over(
+    meter: Meter[Network], original: Network, splits: Splits, examples: Examples, kind: str
+) -> Meter[Network]:
+    """A quality meter of a kind over other examples, with the same head where it has one."""
+    return meter.over(examples) if isinstance(meter, Accuracy | R2) else meter_of(original, splits, examples, kind)
 
 
 class Judge:

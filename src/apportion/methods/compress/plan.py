@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from apportion.core.budget import Budget, format_quantity
 from apportion.core.knob import Knob, Value
 from apportion.core.ledger import Ledger, Row
-from apportion.core.loop import Guard, Result, budgeted_loop
+from apportion.core.loop import Result, budgeted_loop
 from apportion.core.meter import Meter, Reading
 from apportion.core.policy import Restoring
 from apportion.core.progress import Progress
@@ -20,18 +19,20 @@ from apportion.cost.calibrate import Anchored
 from apportion.cost.parts import Parts
 from apportion.cost.predicted import PredictedLatency
 from apportion.device.measure import Session
+from apportion.device.memory import AllocatedPeak, SpreadPeak
 from apportion.device.probe import int8_twin
 from apportion.errors import BudgetError, InfeasibleError
 from apportion.methods.compress.adapters import Adapters, require_peft
-from apportion.methods.compress.bench import Bench, latency_limit, read_artefact, static_meters
-from apportion.methods.compress.judge import Judge, meter_of
+from apportion.methods.compress.bench import Bench, latency_limit, limit_on, read_artefact, static_meters
+from apportion.methods.compress.floor import FloorMeter
+from apportion.methods.compress.judge import Judge, meter_of, meter_over
 from apportion.methods.compress.lowrank import PREFIX as LOWRANK
 from apportion.methods.compress.lowrank import LowRank, lowrank_knobs
 from apportion.methods.compress.policies import LIKENESS, policy_named
 from apportion.methods.compress.prune import PREFIX as PRUNE
 from apportion.methods.compress.prune import Prune, prune_knobs
 from apportion.methods.compress.quantise import PREFIX as QUANTISE
-from apportion.methods.compress.quantise import AsRun, Quantise, by_sensitivity, quantise_knob
+from apportion.methods.compress.quantise import Quantise, by_sensitivity, quantise_knob
 from apportion.methods.compress.recipe import Tried, can_mix, quickest, try_recipes
 from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.methods.compress.repair import Distil, DistilOptions, repair_knob
@@ -45,8 +46,6 @@ from apportion.models.partition import Partition
 from apportion.models.save import save
 from apportion.numerics.stats import normal_quantile
 from apportion.tasks.batches import Examples, Splits
-from apportion.tasks.quality import Accuracy
-from apportion.tasks.regression import R2
 
 CONFIDENCE = 0.95
 Z = normal_quantile(CONFIDENCE)
@@ -73,7 +72,7 @@ class Plan:
             require_peft()
         self.calibration: Anchored | None = None
         self.overstated = 1.0
-        self.meters: dict[str, Meter[Network]] = static_meters()
+        self.meters: dict[str, Meter[Network]] = static_meters(asked)
         self.latency = latency_limit(asked)
         twin = int8_twin(bench.target) if "quantise" in self.allowed else None
         self.int8: Anchored | None = None
@@ -84,11 +83,10 @@ class Plan:
             self.report = meter_of(network, splits, splits.report, config.quality)
             self.selection = Judge(network, self._meter_over(splits.selection), splits.selection)
             self.floor: float | None = None
-            self.guard: Meter[Network] | None = None
+            self.kept: FloorMeter | None = None
             if config.quality_floor is not None:
                 self.floor = self._floor(config.quality_floor, self.selection.meter)
-                self.guard = self._meter_over(splits.guard)
-                self.guard_floor = self._floor(config.quality_floor, self.guard)
+                self.kept = FloorMeter(network, self._meter_over(splits.guard), splits.guard, bench)
         self.recipe: Tried | None = None
         self.tried: list[Tried] = []
         self.quantise, self.num_mixed = Quantise(splits.calibration), 0
@@ -109,6 +107,9 @@ class Plan:
         self.baseline = {key: meter.read(network) for key, meter in self.meters.items()}
         if self.latency is not None and self.calibration is not None:
             self.baseline[self.latency.key] = self.calibration.baseline
+        self.memory = limit_on("memory", asked)
+        if self.memory is not None:
+            self.meters[self.memory.key] = SpreadPeak(network)  # the check reads the peak itself
         self.asked, self.budget = asked, asked.resolve(self.baseline)
         self.tokens = tokens_knob(network, partition) if "tokens" in self.allowed else None
         self.knobs = self._all_knobs()
@@ -165,9 +166,7 @@ class Plan:
 
     def _meter_over(self, examples: Examples) -> Meter[Network]:
         """The meter of the report, over other examples."""
-        if isinstance(self.report, Accuracy | R2):
-            return self.report.over(examples)
-        return meter_of(self.network, self.splits, examples, self.bench.config.quality)
+        return meter_over(self.report, self.network, self.splits, examples, self.bench.config.quality)
 
     def _floor(self, share: float, meter: Meter[Network]) -> float:
         """A share of what the original reads."""
@@ -206,10 +205,6 @@ class Plan:
                 save(network, rung.model)
                 return self.measured(network, budget, rung.model)
 
-            guard = None
-            if self.guard is not None:
-                guard = Guard(partial(self._guarded, self.guard, rung.model), self.guard_floor)
-
             knobs = self._knobs_from(setting)
             slack = math.inf if self.allowed & {"repair", "adapters"} and config.repair_steps else 0.0
             policy = policy_named(config.policy, None if self.floor is None else self.floor - slack)
@@ -236,7 +231,7 @@ class Plan:
                 quality_slack=slack,
                 restored_by=LIKENESS if LIKENESS in self.selection.meters() else None,
                 check=check,
-                guard=guard,
+                guard=None if self.kept is None else self.kept.guard(rung.model),
                 max_checks=MAX_CHECKS,
                 aim=self._aim(budget),
                 max_steps=config.max_steps,
@@ -244,23 +239,17 @@ class Plan:
                 on_row=on_row,
             )
 
-    def _guarded(self, meter: Meter[Network], folder: Path, network: Network) -> Reading:
-        """Quality of a finished model; of int8 by the runtime, which has the last word on it, too."""
-        if network.precision == "int8":
-            return self.bench.read_quality(meter, self.splits.guard, network, folder)
-        return AsRun(meter).read(network)
-
     def measured(self, network: Network, budget: Budget, folder: Path) -> dict[str, Reading]:
         """What the model saved in a folder costs, measured if the budget is about the clock."""
         session = self.session(network, budget, folder) if self.latency else None
         artefact = self.bench.artefact(network, folder)
-        return read_artefact(network, folder, self.latency, self.baseline, session, artefact)
+        return read_artefact(network, folder, self.asked, self.baseline, session, artefact)
 
     def session(self, network: Network, budget: Budget, folder: Path) -> Session:
         artefact = self.bench.artefact(network, folder)
 
         def measured(session: Session) -> dict[str, Reading]:
-            return read_artefact(network, folder, self.latency, self.baseline, session, artefact)
+            return read_artefact(network, folder, self.asked, self.baseline, session, artefact)
 
         def clear(session: Session) -> bool:
             return budget.met(measured(session), Z) or not budget.met(measured(session))
@@ -310,6 +299,9 @@ class Plan:
         elif self.recipe is not None:
             quantised = smallest.replace(calibration=(smallest.inputs,), int8=self.recipe.int8)
             floor["size"] = self.meters["size"].read(quantised)
+        if self.memory is not None:
+            unknown = Reading(value=0.0, unit="B")  # tokens are merged beyond what is sliced
+            floor[self.memory.key] = unknown if self.tokens is not None else AllocatedPeak().read(smallest)
         if self.latency is not None and self.calibration is not None:
             floors = [anchored.floor for anchored in (self.calibration, self.int8) if anchored is not None]
             floor[self.latency.key] = min(floors, key=lambda reading: reading.value)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from apportion.core.folder import Folder, RunFolder
 from apportion.errors import ApportionError
-from apportion.tasks.quality import KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +28,7 @@ class FitConfig:
     importance: str = "taylor"
     quality: str = "auto"
     quality_floor: float | None = None
+    floor_confidence: float = 0.5
     profile: str | None = None
     rules: str = "prune,quantise,repair"
     rungs: int = 2
@@ -50,6 +50,10 @@ class FitConfig:
             raise ApportionError(f"unknown importance {self.importance!r}; possible are {', '.join(IMPORTANCES)}")
         if self.quality_floor is not None and not 0 <= self.quality_floor <= 1:
             raise ApportionError(f"quality floor {self.quality_floor:g} is outside 0 to 1; give it as a share of 1")
+        if not 0.5 <= self.floor_confidence < 1:
+            raise ApportionError(
+                f"floor confidence {self.floor_confidence:g} is outside 0.5 to 1; 0.5 judges the value, 0.95 a bound"
+            )
         if self.quality not in QUALITIES:
             raise ApportionError(f"unknown quality {self.quality!r}; possible are {', '.join(QUALITIES)}")
         if self.repair_steps < 0:
@@ -59,7 +63,7 @@ class FitConfig:
                 raise ApportionError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
-QUALITIES = (*KINDS, "r2")
+QUALITIES = ("auto", "agreement", "accuracy", "likelihood", "r2")  # the meters of tasks, without loading torch
 POLICIES = ("greedy", "scheduled", "priced", "exact", "backtracking", "learned")
 IMPORTANCES = ("taylor", "magnitude", "fisher", "activation", "hessian")
 RULES = ("prune", "quantise", "lowrank", "sparse", "tokens", "depth", "repair", "adapters")
@@ -113,9 +117,13 @@ class RunDir(RunFolder):
 
     def config(self) -> FitConfig:
         """What the run was asked for."""
-        return FitConfig(**self.asked({field.name for field in fields(FitConfig)}))
+        return FitConfig(**self.asked({field.name for field in fields(FitConfig)}, LATER))
+
+
+LATER = {"floor_confidence": 0.5}  # fields that came after the first runs, whose identity they leave as it was
 
 
 def identity(config: FitConfig, model_digest: str) -> str:
-    text = json.dumps({"config": asdict(config), "model": model_digest}, sort_keys=True)
+    asked = {name: value for name, value in asdict(config).items() if name not in LATER or value != LATER[name]}
+    text = json.dumps({"config": asked, "model": model_digest}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from apportion.core.budget import Budget
 from apportion.core.certificate import Certificate
+from apportion.core.loop import OVER_BUDGET, UNDER_FLOOR
 from apportion.core.progress import Progress, Silent
 from apportion.device.build import model_files, needs_build
 from apportion.device.probe import working_target
 from apportion.device.target import find_target
 from apportion.errors import ApportionError
 from apportion.methods.compress.bench import Bench, latency_limit, model_digest, read_artefact
-from apportion.methods.compress.judge import load_examples, meter_of
+from apportion.methods.compress.floor import FloorMeter
+from apportion.methods.compress.judge import load_examples, meter_of, meter_over
 from apportion.methods.compress.rundir import FitConfig, RunDir, Rung, identity
 from apportion.models.load import is_factory, load
 from apportion.models.safefile import file_digest, folder_digest
@@ -46,6 +49,7 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
     """Measures the model in a run folder again; ``met`` in the result says whether it still keeps its promise.
 
     The promise is judged on the values measured now. Under a relative budget the original is measured again beside it.
+    Where the run had a quality floor, it is read again as the run did, from the certified files where they are int8.
 
     Args:
         model: the original, where it came from a factory: code named in a file is run only when you name it, too.
@@ -53,6 +57,9 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
     progress = progress or Silent()
     rundir = RunDir(folder)
     config, certificate = rundir.config(), rundir.certificate()
+    if certificate.floor is not None:  # what was promised; certificates from before floors leave it to the config
+        promised = certificate.floor
+        config = replace(config, quality_floor=promised.asked, floor_confidence=promised.confidence)
     if not rundir.model.is_dir() or folder_digest(rundir.model) != certificate.artefact:
         raise ApportionError(f"{rundir.model} is not the model that was certified; fit it again")
     confirm_factory(config, model)
@@ -61,8 +68,8 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
         original = load(
             config.model, batch=config.batch, tokens=config.tokens, seed=config.seed, factory=config.factory
         )
-        guard = config.quality_floor is not None
-        splits = load_examples(original, config.data, config.quality, seed=config.seed, guard=guard)
+        floored = config.quality_floor is not None
+        splits = load_examples(original, config.data, config.quality, seed=config.seed, guard=floored)
         network = load(
             str(rundir.model),
             batch=config.batch,
@@ -71,19 +78,25 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
             factory=original.origin.factory,
         )
     asked = Budget.parse(certificate.asked)
-    latency = latency_limit(asked)
     target = working_target(certificate.target).with_isa(certificate.conditions.get("isa"))
     bench = Bench(rundir, identity(config, model_digest(original)), config, target, original)
     session = None
-    if latency is not None:
+    if latency_limit(asked) is not None:
         with progress.stage("measure in fresh processes"):
             session = bench.measure(rundir.model, artefact=artefact)
     opened = artefact or bench.artefact(network, rundir.model)
-    measured = read_artefact(network, rundir.model, latency, certificate.baseline, session, opened)
+    measured = read_artefact(network, rundir.model, asked, certificate.baseline, session, opened)
     with progress.stage("judge on held-out examples"):
         quality = meter_of(original, splits, splits.report, config.quality)
         before = quality.read(original)
         after = bench.read_quality(quality, splits.report, network, rundir.model, artefact)
+    floor = None
+    if config.quality_floor is not None:
+        with progress.stage("judge against the quality floor"):
+            guard = meter_over(quality, original, splits, splits.guard, config.quality)
+            kept = FloorMeter(original, guard, splits.guard, bench)
+            floor = kept.floor(kept.read(network, rundir.model, artefact))
+    within, above = certificate.budget.met(measured), floor is None or floor.met
     return {
         "budget": certificate.asked,
         "limits": {limit.key: limit.value for limit in certificate.budget.limits},
@@ -94,7 +107,10 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
         "quality_after": after.to_json(),
         "quality": type(quality).__name__.lower(),
         "quality_of": splits.report.description,
+        "quality_floor": config.quality_floor,
+        "floor": None if floor is None else floor.to_json(certificate.confidence),
         "conditions": dict(session.conditions) if session else {},
-        "met": certificate.budget.met(measured),
+        "outcome": "met" if within and above else UNDER_FLOOR if within else OVER_BUDGET,
+        "met": within and above,
         "run": str(rundir.path),
     }

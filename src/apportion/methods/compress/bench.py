@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from apportion.core.budget import Budget, Limit
 from apportion.core.meter import Meter, Reading
@@ -22,14 +23,15 @@ from apportion.device.probe import working_target
 from apportion.device.store import Store
 from apportion.device.target import Target
 from apportion.errors import BudgetError
-from apportion.methods.compress.judge import Scores
+from apportion.methods.compress.judge import Scores, ScoresTokens
 from apportion.methods.compress.quantise import AsRun, shaped
 from apportion.methods.compress.rundir import FitConfig, RunDir
-from apportion.models.network import Network, read_output
+from apportion.models.network import Network, float_outputs, forward, read_output
 from apportion.models.safefile import folder_digest
 from apportion.tasks.batches import Examples
 
 FINAL = "final"
+MAX_ANSWER_BYTES = 2**29
 BASELINE = "baseline"
 
 
@@ -91,12 +93,24 @@ class Bench:
         """
         if artefact is None or network.precision == "fp32":
             artefact = self.artefact(network, folder)
+        if artefact is not None and network.readout == "token-logits" and isinstance(meter, ScoresTokens):
+            return meter.score_tokens(self._answers(examples, network, artefact))
         if artefact is None or not isinstance(meter, Scores):
             return AsRun(meter).read(network)
+        read = torch.cat(list(self._answers(examples, network, artefact)))
+        return meter.score(read[: len(examples)], network.readout)
+
+    def _answers(self, examples: Examples, network: Network, artefact: Path) -> Iterator[Tensor]:
+        """The artefact's answers in the order of the examples, computed so many at once that they fit in memory."""
         batches = shaped(examples, network, count=None)
-        found = answers(artefact, self.target, batches)
-        read = [read_output(network, tuple(outputs), batch) for outputs, batch in zip(found, batches, strict=True)]
-        return meter.score(torch.cat(read)[: len(examples)], network.readout)
+        with torch.inference_mode():
+            outputs = float_outputs(forward(network.module, network.inputs))
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in outputs)
+        step = max(1, MAX_ANSWER_BYTES // size_bytes)
+        for start in range(0, len(batches), step):
+            some = batches[start : start + step]
+            for found, batch in zip(answers(artefact, self.target, some), some, strict=True):
+                yield read_output(network, tuple(found), batch)
 
     def session(self, folder: Path, clear: Callable[[Session], bool], over: Callable[[Session], bool]) -> Session:
         """The measurements of the model in a folder beside the original; taken once per content."""

@@ -93,6 +93,8 @@ def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:
     console.print(table)
     judged = "agreement with the original" if result["quality"] == "agreement" else result["quality"]
     console.print(f"{judged} on {result['quality_of']}, none used to choose or train", style="dim")
+    for line in result.get("left_out", ()):
+        console.print(line, style="dim", highlight=False)
     if result["met"]:
         console.print("[bold green]met[/]", end=" ")
     else:

@@ -23,5 +23,14 @@ def test_the_page_shows_parts_moves_and_bound(tmp_path):
     page = (tmp_path / "prices.html").read_text()
     for part in ("prune.head", "quantise", "2 of 24 earlier runs", "bound 0.45 (kept"):
         assert part in page
+    assert "fresh check" not in page
     assert "exceeded;" in bound_line({**PRICES, "bound": {**PRICES["bound"], "exceeded": True}})
     assert "bound" not in bound_line({**PRICES, "bound": None})
+
+
+def test_costs_that_were_measured_stand_beside_those_that_were_read(tmp_path):
+    check = {"after": 7, "knob": "prune.head", "value": 3, "predicted": 4.5, "measured": 5.25, "stderr": 0.125}
+    write_fit({**PRICES, "cost": "latency@ort-cpu-1t", "checks": [check]}, "model: 60%", tmp_path / "prices.html")
+    page = (tmp_path / "prices.html").read_text()
+    for part in ("latency@ort-cpu-1t as read and as measured", "[4.5]", "[5.25]", "[0.125]"):
+        assert part in page

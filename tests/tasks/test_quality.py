@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from apportion.errors import DataError
-from apportion.models.network import Network, Origin
+from apportion.methods.compress.quantise import shaped
+from apportion.models.network import Network, Origin, read_out
 from apportion.tasks.agreement import Agreement
 from apportion.tasks.batches import Examples, load_splits
 from apportion.tasks.quality import Accuracy, Likelihood, quality_meter
@@ -71,6 +72,43 @@ def test_a_uniform_language_model_has_one_over_its_vocabulary():
     reading = Likelihood(network, Examples((inputs,), "numbers")).read(network)
     assert reading.value == pytest.approx(1 / 50)
     assert reading.count == 22
+
+
+class Random(nn.Module):
+    """Logits that depend on the token and the one before, as a causal model's may."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.table = torch.randn(50, 50, 50, generator=torch.Generator().manual_seed(seed))
+
+    def forward(self, input_ids, attention_mask):
+        return self.table[input_ids, nn.functional.pad(input_ids, (1, 0))[:, :-1]]
+
+
+def texts(generator, num_tokens=6):
+    """Batches of padded texts, some longer than the network's inputs."""
+    batches = []
+    for longest in (5, 9):
+        ids = torch.randint(0, 50, (4, longest), generator=generator)
+        mask = (torch.arange(longest) < torch.tensor([longest, 3, 2, longest - 1])[:, None]).long()
+        batches.append({"input_ids": ids, "attention_mask": mask})
+    inputs = {name: torch.zeros(3, num_tokens, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+    return Examples(tuple(batches), "texts"), inputs
+
+
+@pytest.mark.parametrize("kind", [Likelihood, Agreement])
+def test_tokens_are_scored_alike_whoever_answers_and_however_padded(kind, generator):
+    examples, inputs = texts(generator)
+    network = Network(module=Random(), inputs=inputs, origin=Origin(ref="x"), readout="token-logits")
+    other = network.replace(module=Random(1))
+    meter = kind(network, examples)
+    for model in (network, other):
+        shapes = shaped(examples, model, count=None)  # of the inputs' shape: cut, padded, filled up to threes
+        assert {tuple(batch["input_ids"].shape) for batch in shapes} == {(3, 6)}
+        assert meter.sample_tokens(read_out(model, batch) for batch in shapes).reading() == meter.read(model)
+    assert meter.read(other) != meter.read(network)
+    count = meter.read(network).count
+    assert count == (5 + 3 + 2 + 4) + (6 + 3 + 2 + 6) - (8 if kind is Likelihood else 0)
 
 
 def test_the_kind_follows_the_data(generator):

@@ -91,6 +91,50 @@ def test_labels_of_a_table_are_read_as_numbers(tmp_path):
         with_numbers(Splits(*[ids] * 5), str(table))
 
 
+def test_targets_of_a_file_of_tensors(tmp_path, generator):
+    network = network_of(linear([1.0, 0.0, 0.0, 0.0]))
+    x_ND = torch.randn(60, 4, generator=generator)
+    path = str(tmp_path / "points.safetensors")
+    save_file({"0": x_ND, "target": 3 * x_ND[:, :1]}, path)
+    splits = load_examples(network, path, "auto", seed=0)
+    for part in (splits.training, splits.report, splits.guard):
+        x_PD = torch.cat([batch["0"] for batch in part.batches])
+        torch.testing.assert_close(part.label_N, 3 * x_PD[:, 0])  # each its own
+    meter = meter_of(network, splits, splits.report, "auto")
+    assert isinstance(meter, R2)
+    assert meter.read(network_of(linear([3.0, 0.0, 0.0, 0.0]))).value == pytest.approx(1.0)
+    features = network_of(nn.Identity())
+    assert meter_of(features, splits, splits.report, "auto").read(features).value > 0.99
+    assert load_examples(network, path, "agreement", seed=0).report.label_N is None
+    with pytest.raises(DataError, match="numbers as targets; use r2"):
+        meter_of(features, splits, splits.report, "accuracy")
+
+
+def test_whole_targets_are_classes_unless_read_as_numbers(tmp_path, generator):
+    network = network_of(nn.Linear(4, 3))
+    path = str(tmp_path / "points.safetensors")
+    save_file({"0": torch.randn(60, 4, generator=generator), "target": torch.arange(60) % 3}, path)
+    splits = load_examples(network, path, "auto", seed=0)
+    assert splits.training.label_N.dtype == torch.long
+    assert type(meter_of(network, splits, splits.report, "auto")).__name__ == "Accuracy"
+    assert load_examples(network, path, "r2", seed=0).training.label_N.is_floating_point()
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (torch.zeros(59), "60 examples"),
+        (torch.zeros(60, 2), "60 examples"),
+        (torch.full((60,), torch.nan), "not finite"),
+        (torch.arange(60) - 1, "from 0"),
+    ],
+)
+def test_targets_that_make_no_sense_are_refused(tmp_path, target, told):
+    save_file({"0": torch.zeros(60, 4), "target": target}, tmp_path / "points.safetensors")
+    with pytest.raises(DataError, match=told):
+        load_examples(network_of(nn.Linear(4, 3)), str(tmp_path / "points.safetensors"), "auto", seed=0)
+
+
 def test_a_regressor_is_fitted_and_verified(tmp_path, generator):
     save_file({"0": torch.randn(500, 3, 16, 16, generator=generator)}, tmp_path / "images.safetensors")
     options = {"data": str(tmp_path / "images.safetensors"), "rungs": 1, "num_steps": 4, "quality_floor": 0.3}

@@ -29,16 +29,20 @@ def command(
         str, typer.Option(help="greedy, scheduled, priced, exact, backtracking, learned or learned:FILE.")
     ] = "greedy",
     importance: Annotated[str, typer.Option(help="taylor, magnitude, fisher, activation or hessian.")] = "taylor",
-    quality: Annotated[str, typer.Option(help="agreement, accuracy, likelihood, r2, or auto by the data.")] = "auto",
+    quality: Annotated[str, typer.Option(help="agreement, accuracy, retrieval, likelihood, r2, or auto.")] = "auto",
     quality_floor: Annotated[str | None, typer.Option(help="Share of the original's quality to keep: 98%.")] = None,
     floor_confidence: Annotated[
         str, typer.Option(help="How sure the floor has to hold: 50% judges the value, 95% a lower bound.")
     ] = "50%",
     rules: Annotated[
-        str, typer.Option(help="Among prune, quantise, lowrank, sparse, tokens, depth, repair or adapters.")
+        str,
+        typer.Option(
+            help="Among prune or prune-all, quantise, mixed, lowrank, sparse or sparse-N:M, tokens, depth, repair or "
+            "adapters, finetune."
+        ),
     ] = "prune,quantise,repair",
     rungs: Annotated[int, typer.Option(help="Models to leave on the way down to the budget, itself included.")] = 2,
-    repair_steps: Annotated[int, typer.Option(help="Steps of distillation at every rung; 0 for none.")] = 150,
+    repair_steps: Annotated[int, typer.Option(help="Steps of training at every rung; 0 for none.")] = 150,
     batch: Annotated[int, typer.Option(help="Examples per forward pass that latency is about.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per example that latency is about.")] = 64,
     seed: Annotated[int, typer.Option(help="Of data splits and example inputs.")] = 0,

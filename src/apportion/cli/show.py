@@ -100,6 +100,8 @@ def print_result(result: Mapping[str, Any], *, as_json: bool) -> None:
         console.print(_floor_line(floor), style="dim", highlight=False)
     elif result.get("quality_floor") is not None:
         console.print(f"quality floor {result['quality_floor']:.4g}: nothing got far enough to be judged", style="dim")
+    for line in result.get("left_out", ()):
+        console.print(line, style="dim", highlight=False)
     if result["met"]:
         console.print("[bold green]met[/]", end=" ")
     else:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from apportion.core.meter import Reading
 from apportion.models.network import Network, read_out
+from apportion.tasks.answered import answers_of, texts_answered
 from apportion.tasks.batches import Examples
 from apportion.tasks.sample import Sample
 
@@ -15,7 +18,8 @@ class Agreement:
     """Share of what the original says that a changed model says too, in [0, 1].
 
     For embeddings: the share of each example's nearest neighbours among the examples that stay its neighbours. For
-    classifiers and language models: the share of predictions (of every token that is not padding) that stay the same.
+    classifiers and language models: the share of predictions (of every token that is not padding, as many of each text
+    as the network's example inputs have) that stay the same.
     """
 
     unit = "ratio"
@@ -23,6 +27,7 @@ class Agreement:
     def __init__(self, original: Network, examples: Examples, *, num_neighbours: int = 10) -> None:
         self.examples = examples
         self.num_neighbours = max(1, min(num_neighbours, (len(examples) - 1) // 2))
+        self.num_tokens = original.inputs["input_ids"].shape[1] if original.readout == "token-logits" else 0
         self._wanted = self._answers(original)
 
     def read(self, model: Network) -> Reading:
@@ -39,6 +44,10 @@ class Agreement:
     def sample_of(self, answer_ND: Tensor, readout: str) -> Sample:
         return self._compare(self._said([answer_ND], readout), readout)
 
+    def sample_tokens(self, answers: Iterable[Tensor]) -> Sample:
+        """That of logits at every token, computed elsewhere, batch after batch in the order of the examples."""
+        return self._compare(self._said_tokens(answers), "token-logits")
+
     def _compare(self, said: Tensor, readout: str) -> Sample:
         if readout == "embedding":
             pairs = zip(said.tolist(), self._wanted.tolist(), strict=True)
@@ -49,16 +58,13 @@ class Agreement:
 
     @torch.inference_mode()
     def _answers(self, network: Network) -> Tensor:
-        outputs = [read_out(network, batch) for batch in self.examples.batches]
-        if network.readout != "token-logits":
-            return self._said(outputs, network.readout)
-        masks = [batch.get("attention_mask") for batch in self.examples.batches]
-        return torch.cat(
-            [
-                logits.argmax(-1)[mask.bool()] if mask is not None else logits.argmax(-1).flatten()
-                for logits, mask in zip(outputs, masks, strict=True)
-            ]
-        )
+        if network.readout == "token-logits":
+            return self._said_tokens(answers_of(network, self.examples))
+        return self._said([read_out(network, batch) for batch in self.examples.batches], network.readout)
+
+    def _said_tokens(self, answers: Iterable[Tensor]) -> Tensor:
+        texts = texts_answered(self.examples, answers, self.num_tokens)
+        return torch.cat([logit_TV.argmax(-1) for _, logit_TV in texts])
 
     def _said(self, outputs: list[Tensor], readout: str) -> Tensor:
         if readout == "logits":

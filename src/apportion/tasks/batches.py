@@ -24,13 +24,15 @@ from apportion.tasks.features import image_inputs
 from apportion.tasks.texts import demo_texts, load_texts
 
 Batch = dict[str, Tensor]
+TARGET = "target"  # the tensor of a file that is no input
 
 
 @dataclass(frozen=True)
 class Examples:
     """Batches of inputs, a number of examples in all; ``description`` says what they are.
 
-    ``label_N`` numbers the class of every example, in the order of the batches, where the data have labels.
+    ``label_N`` numbers the class of every example, in the order of the batches, where the data have labels; where they
+    have numbers to predict, it holds these, as floats.
     """
 
     batches: tuple[Batch, ...]
@@ -189,15 +191,35 @@ def _from_tensors(network: Network, path: Path, generator: torch.Generator, size
     if len(counts) != 1 or min(counts) < 6:
         raise DataError(f"{path} holds {sorted(counts)} examples; give the same number, at least 6, for every input")
     tensors = load_file(path)
+    (count,) = counts
+    target_N = None if TARGET in network.inputs else _target(path, tensors.get(TARGET), count)
     parts = []
-    for rows, note in _shares(counts.pop(), generator, sizes, MAX_TRAINING_TEXTS):
+    for rows, note in _shares(count, generator, sizes, MAX_TRAINING_TEXTS):
         index = torch.tensor(rows)
         batches = tuple(
             {name: tensors[name][part].to(network.inputs[name].dtype) for name in network.inputs}
             for part in index.split(32)
         )
-        parts.append(Examples(batches, f"{len(rows)} of {path.name}{note}"))
+        parts.append(Examples(batches, f"{len(rows)} of {path.name}{note}", _labels(target_N, rows)))
     return Splits(*parts)
+
+
+def _target(path: Path, target: Tensor | None, count: int) -> Tensor | None:
+    """The targets in a file of tensors: whole numbers are classes, floats are numbers to predict."""
+    if target is None:
+        return None
+    if target.numel() != count or len(target) != count:
+        raise DataError(
+            f"{path}: {TARGET!r} has shape {list(target.shape)}, but there are {count} examples; give one each"
+        )
+    target_N = target.reshape(count)
+    if target_N.is_floating_point():
+        if not target_N.isfinite().all():
+            raise DataError(f"{path}: {TARGET!r} holds numbers that are not finite; leave these examples out")
+        return target_N.float()
+    if target_N.min() < 0:
+        raise DataError(f"{path}: {TARGET!r} holds the class {int(target_N.min())}; number classes from 0")
+    return target_N.long()
 
 
 def _shares(

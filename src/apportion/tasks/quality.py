@@ -1,10 +1,11 @@
-"""Quality meters for `fit`: accuracy where there are labels, likelihood for language models, agreement otherwise."""
+"""Quality meters for `fit`: accuracy or retrieval with labels, likelihood for language models, agreement otherwise."""
 
 from __future__ import annotations
 
 import copy
 import math
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,13 @@ from apportion.core.meter import Meter, Reading
 from apportion.errors import DataError
 from apportion.models.network import Network, read_out
 from apportion.tasks.agreement import Agreement
+from apportion.tasks.answered import answers_of, texts_answered
 from apportion.tasks.batches import Examples
+from apportion.tasks.retrieval import Retrieval
 from apportion.tasks.sample import Sample
 
-Kind = Literal["auto", "agreement", "accuracy", "likelihood"]
-KINDS: tuple[Kind, ...] = ("auto", "agreement", "accuracy", "likelihood")
-
+Kind = Literal["auto", "agreement", "accuracy", "retrieval", "likelihood"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MAX_HEAD_EXAMPLES = 1024
 
@@ -32,7 +34,11 @@ def quality_meter(original: Network, training: Examples, examples: Examples, kin
     if kind == "likelihood":
         return Likelihood(original, examples)
     if examples.label_N is None:
-        raise DataError(f"accuracy needs labels, and {examples.description} have none; use agreement")
+        raise DataError(f"{kind} needs labels, and {examples.description} have none; use agreement")
+    if examples.label_N.is_floating_point():
+        raise DataError(f"{kind} needs classes, and {examples.description} have numbers as targets; use r2")
+    if kind == "retrieval":
+        return Retrieval(original, examples)
     return Accuracy(original, training, examples)
 
 
@@ -90,28 +96,34 @@ class Accuracy:
 
 
 class Likelihood:
-    """Geometric mean of the probability given to each next token, which is one over the perplexity."""
+    """Geometric mean of the probability given to each next token, which is one over the perplexity.
+
+    Of every text it reads as many tokens as the network's example inputs have, which is what an artefact takes: a
+    network and an artefact made of it are judged on the same tokens.
+    """
 
     unit = "ratio"
 
     def __init__(self, original: Network, examples: Examples) -> None:
         if original.readout != "token-logits":
             raise DataError("likelihood is for language models; use accuracy or agreement for this one")
-        self.examples = examples
+        self.examples, self.num_tokens = examples, original.inputs["input_ids"].shape[1]
 
     def read(self, model: Network) -> Reading:
         return self.sample(model).reading()
 
     def sample(self, model: Network) -> Sample:
-        """What a token adds is its loss times the slope of the value at the mean loss."""
-        losses = []
-        with torch.inference_mode():
-            for batch in self.examples.batches:
-                token_NT = batch["input_ids"]
-                logit_NTV = read_out(model, batch)[:, :-1]
-                loss_NT = nn.functional.cross_entropy(logit_NTV.transpose(1, 2), token_NT[:, 1:], reduction="none")
-                mask = batch.get("attention_mask")
-                losses.append(loss_NT[mask[:, 1:].bool()] if mask is not None else loss_NT.flatten())
+        return self.sample_tokens(answers_of(model, self.examples))
+
+    def sample_tokens(self, answers: Iterable[Tensor]) -> Sample:
+        """The quality of logits computed elsewhere, batch after batch in the order of the examples.
+
+        What a token adds is its loss times the slope of the value at the mean loss.
+        """
+        losses = [
+            nn.functional.cross_entropy(logit_TV[:-1], token_T[1:], reduction="none")
+            for token_T, logit_TV in texts_answered(self.examples, answers, self.num_tokens)
+        ]
         loss_N = torch.cat(losses)
         value = math.exp(-loss_N.mean().item())
         return Sample(value, -value * loss_N, counted=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -47,7 +47,7 @@ class R2:
         elif not is_regressor(original, examples):
             raise DataError(
                 f"{examples.description} have no numeric target, and the model has more than one output; give a table "
-                "with a numeric column label or target"
+                "with a numeric column label or target, or a .safetensors file with a tensor target"
             )
         self.examples, self.target_N = examples, self._wanted(examples)
         if len(self.target_N) < 2 or not self.target_N.var() > 0:
@@ -101,13 +101,20 @@ def is_regressor(network: Network, examples: Examples) -> bool:
         return network.readout == "logits" and read_out(network, first).shape[-1] == 1
 
 
+def has_numbers(examples: Examples) -> bool:
+    """Whether the examples come with numbers to predict, not with classes."""
+    return examples.label_N is not None and examples.label_N.is_floating_point()
+
+
 def without_targets(splits: Splits) -> Splits:
     """The same examples; what they are compared with is what the original says."""
     return _each(splits, lambda part: Examples(part.batches, part.description))
 
 
 def with_numbers(splits: Splits, data: str | None) -> Splits:
-    """The splits of a table of texts with its labels read as numbers; those of other data without targets."""
+    """The splits with labels read as numbers, of a table of texts or a file of tensors; others without targets."""
+    if data is not None and Path(data).suffix == ".safetensors":
+        return _each(splits, lambda part: replace(part, label_N=None if part.label_N is None else part.label_N.float()))
     if data is None or not Path(data).is_file() or not has_labels(Path(data)):
         return without_targets(splits)
     names = load_domain(data).classes

@@ -1,10 +1,15 @@
-"""How many processes a check takes: two where it is far over, those asked for, more while it is not clear."""
+"""A check takes as many processes as it needs, and a quantised model is judged by what its artefact answers."""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from tests.methods.compress.test_repair import examples_of
+from tests.models import zoo
 
 from apportion.device.measure import Session, Timing
 from apportion.device.store import Store
@@ -12,6 +17,10 @@ from apportion.device.target import find_target
 from apportion.errors import BudgetError
 from apportion.methods.compress import bench
 from apportion.methods.compress.bench import Bench
+from apportion.methods.compress.quantise import Quantise
+from apportion.models.network import read_out
+from apportion.tasks.agreement import Agreement
+from apportion.tasks.quality import Likelihood
 
 
 @pytest.fixture
@@ -80,3 +89,32 @@ def test_a_profile_made_under_another_instruction_cap_is_refused(monkeypatch):
         BudgetError, match=r"is about openvino-int8-cpu-1t\+AVX2, .* the run about openvino-int8-cpu-1t;"
     ):
         Bench.known(stand, None, parts)
+
+
+@pytest.mark.parametrize("at_once", [1, 100], ids=["one-by-one", "all"])
+def test_a_quantised_language_model_is_judged_by_its_artefact(monkeypatch, generator, at_once):
+    network = zoo.build("gpt2", dtype=torch.float32).replace(readout="token-logits")
+    examples = examples_of(network, generator, count=32)
+    small = Quantise(examples).quantised(network)
+    other = network.replace(
+        module=zoo.build("gpt2", dtype=torch.float32, seed=1).module
+    )  # stands for an artefact, so that it is known who was asked
+    asked = []
+
+    def answers(artefact, target, batches):
+        asked.append(len(batches))
+        with torch.inference_mode():
+            return [[read_out(other, batch)] for batch in batches]
+
+    stand = SimpleNamespace(target=None, _answers=None)
+    stand._answers = partial(Bench._answers, stand)
+    monkeypatch.setattr(bench, "answers", answers)
+    logits_bytes = 4 * read_out(network, network.inputs).numel()
+    monkeypatch.setattr(bench, "MAX_ANSWER_BYTES", at_once * logits_bytes)
+    for meter in (Likelihood(network, examples), Agreement(network, examples)):
+        asked.clear()
+        reading = Bench.read_quality(stand, meter, examples, small, None, artefact=Path("there"))
+        assert reading.value == pytest.approx(meter.read(other).value)
+        assert reading.value != meter.read(network).value
+        assert max(asked) == min(at_once, sum(asked))
+        assert sum(asked) * len(network.inputs["input_ids"]) >= len(examples)

@@ -354,4 +354,6 @@ class TestPruneAll(Networks, RuleSuite):
         cut = Prune(partition).apply(model, Choice("prune.blocks.0.first", (8, 64)), 8)
         both = rule.apply(cut, knob, knob.values[1])
         assert len(both.edits.keep["blocks.0.first"]) <= 8
+        again = Prune(partition).apply(both, Choice("prune.blocks.0.first", (8, 16, 64)), 16)
+        assert again.edits.keep == both.edits.keep
         assert read_out(both, both.inputs).shape == (1, 10)

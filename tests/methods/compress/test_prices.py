@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from apportion.core.knob import Setting
+from apportion.core.ledger import Row
+from apportion.core.meter import Reading
 from apportion.core.policy import Greedy
 from apportion.errors import DataError
-from apportion.methods.compress.prices import SHIPPED, limit_price, part_prices, read_bound, tell_prices
+from apportion.methods.compress.prices import SHIPPED, limit_price, part_prices, read_bound, tell_prices, told_checks
 from apportion.testing.compare import replay
 from apportion.testing.toys import layered_toy
 
@@ -54,6 +57,31 @@ def test_what_is_told_is_json_and_sums_up(rows, cost):
     total = rows[0].readings["quality"].value - [r for r in rows if r.accepted][-1].readings["quality"].value
     assert told["lost"] == pytest.approx(total)
     assert told["bound"] is None  # the one that ships is about likeness
+    assert told["checks"] == told_checks(rows, cost)
+
+
+def test_checks_say_what_was_read_and_what_was_measured():
+    def row(step, kind, value, *, accepted=True, knob="a"):
+        readings = {"latency": Reading(value=value, unit="ms"), "quality": Reading(value=1.0, unit="ratio")}
+        named = None if kind in ("start", "check") else knob
+        common = {"setting": Setting({"a": 1}), "readings": readings, "cost": 0.0, "accepted": accepted}
+        return Row(step=step, kind=kind, knob=named, value=step, **common)
+
+    rows = [
+        row(0, "start", 10.0),
+        row(1, "move", 6.0),
+        row(2, "check", 7.0, accepted=False),
+        row(3, "trial", 1.0, accepted=False),
+        row(4, "move", 2.0, accepted=False),
+        row(5, "move", 4.0, knob="b"),
+        row(6, "check", 4.5),
+    ]
+    first, second = told_checks(rows, "latency")
+    assert (first["after"], first["knob"], first["predicted"], first["measured"]) == (1, "a", 6.0, 7.0)
+    assert (first["accepted"], first["saved"]) == (False, None)
+    assert (second["after"], second["knob"], second["accepted"]) == (5, "b", True)
+    assert second["saved"] == {"predicted": 2.0, "measured": 2.5}
+    assert told_checks(rows, "size") == []
 
 
 def test_the_bound_that_ships_is_what_the_ledgers_that_ship_make(tmp_path):

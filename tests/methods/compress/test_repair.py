@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.models import zoo
 
-from apportion.methods.compress.repair import Distil, DistilOptions, answer_loss, repair_knob
+from apportion.errors import DataError
+from apportion.methods.compress.repair import (
+    Distil,
+    DistilOptions,
+    answer_loss,
+    label_loss,
+    repair_knob,
+    require_labels,
+)
 from apportion.models.cut import slice_network
 from apportion.models.load import load
 from apportion.models.network import read_out
 from apportion.models.partition import Partition
-from apportion.tasks.batches import Examples
+from apportion.tasks.batches import Examples, Splits
 
 OPTIONS = DistilOptions(steps=40, learning_rate=1e-3, batch=16)
 
@@ -109,3 +119,81 @@ def test_zeros_stay_zero(generator):
     repaired = Distil(network, training, (), options).apply(network.replace(module=module), repair_knob(1), 0)
     assert (repaired.module.stem.weight[:, :, 0] == 0).all()
     assert not torch.equal(repaired.module.stem.weight[:, :, 1], module.stem.weight[:, :, 1])
+
+
+def labelled(network, generator, numbers=False):
+    """Examples whose label is not what the network says, but can be learnt.
+
+    Classes say whether an image is bright on the left; numbers are the network's own answers and some deviations more.
+    """
+    examples = examples_of(network, generator)
+    if numbers:
+        with torch.inference_mode():
+            answer_N = torch.cat([read_out(network, batch) for batch in examples.batches])[:, 0]
+        return replace(examples, label_N=answer_N + 5 * answer_N.std())
+    image = torch.cat([batch["0"] for batch in examples.batches])
+    return replace(examples, label_N=(image[..., :8].mean((1, 2, 3)) > 0).long() * 9)
+
+
+def finetuned(network, training, towards, seed=0):
+    options = DistilOptions(towards=towards, steps=30, batch=12, seed=seed)
+    return Distil(network, training, (), options).apply(network, repair_knob(1), 0)
+
+
+@pytest.mark.parametrize("numbers", [False, True], ids=["classes", "numbers"])
+def test_labels_are_learnt(numbers, generator):
+    network = load("tests.factories:small_regressor" if numbers else "tests.factories:small_cnn")
+    training = labelled(network, generator, numbers)
+    spread = training.label_N.var(correction=0).item() if numbers else 1.0
+
+    def error(model):
+        with torch.inference_mode():
+            answer = torch.cat([read_out(model, batch) for batch in training.batches])
+        return label_loss(answer, training.label_N, spread).item()
+
+    taught, tuned, both = (finetuned(network, training, towards) for towards in ("teacher", "labels", "both"))
+    assert max(error(tuned), error(both)) < 0.9 * min(error(network), error(taught))
+
+
+def test_finetuning_is_a_function_of_labels_and_seed(generator):
+    network = load("tests.factories:small_cnn")
+    training = labelled(network, generator)
+    other = replace(training, label_N=9 - training.label_N)
+    weights = [
+        finetuned(network, examples, "labels", seed).module.state_dict()
+        for examples, seed in ((training, 0), (training, 0), (other, 0), (training, 1))
+    ]
+    same = [all(torch.equal(tensor, again[name]) for name, tensor in weights[0].items()) for again in weights]
+    assert same == [True, True, False, False]
+
+
+def test_every_batch_carries_its_own_labels():
+    batches = tuple({"0": torch.arange(start, start + 7.0)[:, None]} for start in (0, 7, 14))
+    training = Examples(batches, "numbers", torch.arange(21.0))
+    rule = Distil(load("tests.factories:small_cnn"), training, (), DistilOptions(towards="labels", batch=3))
+    assert len(rule.batches) == 9
+    assert all(torch.equal(batch["0"][:, 0], label_B) for batch, label_B in rule.batches)
+
+
+def test_the_label_loss_is_what_it_says():
+    assert label_loss(torch.zeros(4, 10), torch.arange(4)).item() == pytest.approx(math.log(10))
+    assert label_loss(torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 4.0]), 2.0).item() == 1.0
+
+
+def test_labels_that_the_network_does_not_answer_are_refused_in_one_line(generator):
+    network = load("tests.factories:small_cnn")
+    training = labelled(network, generator)
+    require_labels(network, Splits(*[training] * 5))
+    cases = {
+        "come without": replace(training, label_N=None),
+        "7 classes": replace(training, label_N=training.label_N.clamp_max(6)),
+        "labels are numbers": replace(training, label_N=training.label_N.float()),
+    }
+    for told, wrong in cases.items():
+        with pytest.raises(DataError, match=told) as refused:
+            require_labels(network, Splits(*[wrong] * 5))
+        assert "use repair" in str(refused.value)
+        assert "\n" not in str(refused.value)
+    embedding = network.replace(readout="embedding")
+    with pytest.raises(DataError, match="embedding"):
+        require_labels(embedding, Splits(*[training] * 5))

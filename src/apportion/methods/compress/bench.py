@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,17 @@ from apportion.device.probe import working_target
 from apportion.device.store import Store
 from apportion.device.target import Target
 from apportion.errors import BudgetError
-from apportion.methods.compress.judge import Scores
+from apportion.methods.compress.judge import Scores, ScoresTokens
 from apportion.methods.compress.quantise import AsRun
 from apportion.methods.compress.rundir import FitConfig, RunDir
-from apportion.models.network import Network, read_output
+from apportion.models.network import Network, float_outputs, forward, read_output
 from apportion.models.safefile import folder_digest
 from apportion.tasks.batches import Examples
+from apportion.tasks.sample import Sample
 from apportion.tasks.shaped import shaped
 
 FINAL = "final"
+MAX_ANSWER_BYTES = 2**29
 BASELINE = "baseline"
 
 
@@ -94,24 +96,48 @@ class Bench:
         Args:
             artefact: what the runtime opens, where it is built already.
         """
+        sample = self.token_sample(meter, examples, network, folder, artefact)
+        if sample is not None:
+            return sample.reading()
         answer_ND = self.answers(meter, examples, network, folder, artefact)
         if answer_ND is None:
             return AsRun(meter).read(network)
         assert isinstance(meter, Scores)
         return meter.score(answer_ND, network.readout)
 
+    def token_sample(
+        self, meter: Meter[Network], examples: Examples, network: Network, folder: Path, artefact: Path | None = None
+    ) -> Sample | None:
+        """The quality of a quantised language model by its runtime's own answers, which are many; None for others."""
+        artefact = self._opened(network, folder, artefact)
+        if artefact is None or network.readout != "token-logits" or not isinstance(meter, ScoresTokens):
+            return None
+        return meter.sample_tokens(self._answers(examples, network, artefact))
+
     def answers(
         self, meter: Meter[Network], examples: Examples, network: Network, folder: Path, artefact: Path | None = None
     ) -> Tensor | None:
         """The runtime's own answers of a quantised model; None where torch computes them or the meter takes none."""
-        if artefact is None or network.precision == "fp32":
-            artefact = self.artefact(network, folder)
-        if artefact is None or not isinstance(meter, Scores):
+        artefact = self._opened(network, folder, artefact)
+        if artefact is None or network.readout == "token-logits" or not isinstance(meter, Scores):
             return None
+        return torch.cat(list(self._answers(examples, network, artefact)))[: len(examples)]
+
+    def _opened(self, network: Network, folder: Path, artefact: Path | None) -> Path | None:
+        """The artefact of a quantised model that is asked; None where torch computes what it answers."""
+        return self.artefact(network, folder) if artefact is None or network.precision == "fp32" else artefact
+
+    def _answers(self, examples: Examples, network: Network, artefact: Path) -> Iterator[Tensor]:
+        """The artefact's answers in the order of the examples, computed so many at once that they fit in memory."""
         batches = shaped(examples, network, count=None)
-        found = answers(artefact, self.target, batches)
-        read = [read_output(network, tuple(outputs), batch) for outputs, batch in zip(found, batches, strict=True)]
-        return torch.cat(read)[: len(examples)]
+        with torch.inference_mode():
+            outputs = float_outputs(forward(network.module, network.inputs))
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in outputs)
+        step = max(1, MAX_ANSWER_BYTES // size_bytes)
+        for start in range(0, len(batches), step):
+            some = batches[start : start + step]
+            for found, batch in zip(answers(artefact, self.target, some), some, strict=True):
+                yield read_output(network, tuple(found), batch)
 
     def session(self, folder: Path, clear: Callable[[Session], bool], over: Callable[[Session], bool]) -> Session:
         """The measurements of the model in a folder beside the original; taken once per content."""

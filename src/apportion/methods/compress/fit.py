@@ -166,6 +166,7 @@ def _report(
         "precision": result.model.precision,
         "int8": plan.told_int8(result.model),
         "prices": _prices(plan, budget, rows),
+        "left_out": list(plan.offer.left_out),
         "setting": {name: value for name, value in result.setting.items() if name != REPAIR},
     }
     if result.met:

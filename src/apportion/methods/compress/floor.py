@@ -58,6 +58,9 @@ class FloorMeter:
         )
 
     def _found(self, network: Network, folder: Path, artefact: Path | None) -> Sample | Reading:
+        sample = self.bench.token_sample(self.meter, self.examples, network, folder, artefact)
+        if sample is not None:
+            return sample
         answer_ND = self.bench.answers(self.meter, self.examples, network, folder, artefact)
         if answer_ND is None:
             return self._sampled(simulate(network) if network.calibration else network)

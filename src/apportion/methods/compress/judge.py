@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -17,7 +17,8 @@ from apportion.models.network import Network, read_out
 from apportion.models.quantise import simulate
 from apportion.tasks.batches import Examples, Splits, load_splits
 from apportion.tasks.quality import Accuracy, quality_meter
-from apportion.tasks.regression import R2, is_regressor, with_numbers, without_targets
+from apportion.tasks.regression import R2, has_numbers, is_regressor, with_numbers, without_targets
+from apportion.tasks.sample import Sample
 
 
 @runtime_checkable
@@ -27,17 +28,25 @@ class Scores(Protocol):
     def score(self, answer_ND: Tensor, readout: str) -> Reading: ...
 
 
+@runtime_checkable
+class ScoresTokens(Protocol):
+    """A quality meter of language models that can score logits computed elsewhere, batch after batch."""
+
+    def sample_tokens(self, answers: Iterable[Tensor]) -> Sample: ...
+
+
 def load_examples(network: Network, data: str | None, kind: str, *, seed: int, guard: bool = False) -> Splits:
     """The splits of the user's data: with numbers as targets where R² is read, else with classes if there are any."""
     splits = load_splits(network, data, seed=seed, guard=guard)
-    if kind == "r2" or (kind == "auto" and is_regressor(network, splits.report)):
+    if kind == "r2" or (kind == "auto" and (has_numbers(splits.report) or is_regressor(network, splits.report))):
         return with_numbers(splits, data)
     return without_targets(splits) if kind == "agreement" else splits
 
 
 def meter_of(original: Network, splits: Splits, examples: Examples, kind: str) -> Meter[Network]:
-    """The quality meter of a kind; networks that answer with one number are read by R² where no class is asked for."""
-    if kind == "r2" or (kind in ("auto", "agreement") and is_regressor(original, examples)):
+    """The quality meter of a kind; numbers, as targets or as a network's answers, are read by R² unless a class is."""
+    numbers = kind in ("auto", "agreement") and is_regressor(original, examples)
+    if kind == "r2" or numbers or (kind == "auto" and has_numbers(examples)):
         return R2(original, splits.training, examples)
     return quality_meter(original, splits.training, examples, kind)  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from apportion.core.budget import Budget, format_quantity
+from apportion.core.budget import Budget
 from apportion.core.knob import Knob, Value
 from apportion.core.ledger import Ledger, Row
 from apportion.core.loop import Result, budgeted_loop
@@ -19,28 +19,22 @@ from apportion.cost.calibrate import Anchored
 from apportion.cost.parts import Parts
 from apportion.cost.predicted import PredictedLatency
 from apportion.device.measure import Session
-from apportion.device.memory import AllocatedPeak, SpreadPeak
+from apportion.device.memory import SpreadPeak
 from apportion.device.probe import int8_twin
-from apportion.errors import BudgetError, InfeasibleError
+from apportion.errors import BudgetError
 from apportion.methods.compress.adapters import Adapters, require_peft
 from apportion.methods.compress.bench import Bench, latency_limit, limit_on, read_artefact, static_meters
 from apportion.methods.compress.floor import FloorMeter
 from apportion.methods.compress.judge import Judge, meter_of, meter_over
-from apportion.methods.compress.lowrank import PREFIX as LOWRANK
-from apportion.methods.compress.lowrank import LowRank, lowrank_knobs
+from apportion.methods.compress.least import clock_floor, counted_floor, refuse_below
+from apportion.methods.compress.offer import Offer, cuts, precisions, thinnings
 from apportion.methods.compress.policies import LIKENESS, policy_named
-from apportion.methods.compress.prune import PREFIX as PRUNE
-from apportion.methods.compress.prune import Prune, prune_knobs
-from apportion.methods.compress.quantise import PREFIX as QUANTISE
-from apportion.methods.compress.quantise import Quantise, by_sensitivity, quantise_knob
+from apportion.methods.compress.quantise import Quantise, by_sensitivity
 from apportion.methods.compress.recipe import Tried, can_mix, quickest, try_recipes
 from apportion.methods.compress.repair import PREFIX as REPAIR
-from apportion.methods.compress.repair import Distil, DistilOptions, repair_knob
+from apportion.methods.compress.repair import Distil, DistilOptions, Towards, repair_knob, require_labels
+from apportion.methods.compress.rulenames import parse_rules
 from apportion.methods.compress.rundir import Rung
-from apportion.methods.compress.sparsity import PREFIX as SPARSE
-from apportion.methods.compress.sparsity import Sparsify, sparse_knobs
-from apportion.methods.compress.tokens import DEPTH, TOKENS, Depth, Tokens, depth_knobs, tokens_knob
-from apportion.models.cut import slice_network
 from apportion.models.network import Network
 from apportion.models.partition import Partition
 from apportion.models.save import save
@@ -67,9 +61,11 @@ class Plan:
     ) -> None:
         config = bench.config
         self.network, self.partition, self.bench, self.progress = network, partition, bench, progress
-        self.allowed = frozenset(config.rules.split(","))
+        self.allowed = parse_rules(config.rules, config.importance)
         if "adapters" in self.allowed:
             require_peft()
+        if "finetune" in self.allowed:
+            require_labels(network, splits)
         self.calibration: Anchored | None = None
         self.overstated = 1.0
         self.meters: dict[str, Meter[Network]] = static_meters(asked)
@@ -111,9 +107,8 @@ class Plan:
         if self.memory is not None:
             self.meters[self.memory.key] = SpreadPeak(network)  # the check reads the peak itself
         self.asked, self.budget = asked, asked.resolve(self.baseline)
-        self.tokens = tokens_knob(network, partition) if "tokens" in self.allowed else None
-        self.knobs = self._all_knobs()
-        self._refuse_below_floor()
+        self.offer = self._offered()
+        refuse_below(self._least(), self.budget, self.baseline)
 
     def _choose_int8(self) -> None:
         """The recipe of int8 that is quickest here at no loss, and the layers that it leaves in float first."""
@@ -139,26 +134,19 @@ class Plan:
         used = asdict(network.int8) if network.precision == "int8" else None
         return {"used": used, "offered": self.recipe is not None, "tried": [one.to_json() for one in self.tried]}
 
-    def _all_knobs(self) -> list[Knob]:
-        knobs: list[Knob] = []
-        if "prune" in self.allowed:
-            knobs += prune_knobs(self.partition, num_steps=self.bench.config.num_steps)
+    def _offered(self) -> Offer:
+        calibration, config = self.splits.calibration, self.bench.config
+        offer = cuts(self.network, self.partition, calibration, config, self.allowed)
         if self.recipe is not None:
-            knobs.append(quantise_knob(self.num_mixed))
-        if "lowrank" in self.allowed:
-            knobs += lowrank_knobs(self.network)
-        if "depth" in self.allowed:
-            knobs += depth_knobs(self.partition)
-        if self.tokens is not None:
-            knobs.append(self.tokens)
-        if "sparse" in self.allowed:
-            knobs += sparse_knobs(self.network, self.asked)
-        if not knobs:
+            where = self.bench.target.name
+            offer |= precisions(self.network, self.partition, self.quantise, self.num_mixed, self.allowed, where)
+        offer |= thinnings(self.network, self.partition, calibration, self.asked, self.allowed)
+        if not offer.knobs:
             raise BudgetError(
                 f"none of the rules {', '.join(sorted(self.allowed))} changes {', '.join(self.asked.keys)} on "
                 f"{self.bench.target.name}; allow others with --rules"
             )
-        return knobs
+        return offer
 
     @property
     def quality_name(self) -> str:
@@ -206,30 +194,22 @@ class Plan:
                 return self.measured(network, budget, rung.model)
 
             knobs = self._knobs_from(setting)
-            slack = math.inf if self.allowed & {"repair", "adapters"} and config.repair_steps else 0.0
+            slack = math.inf if self.towards is not None and config.repair_steps else 0.0
             policy = policy_named(config.policy, None if self.floor is None else self.floor - slack)
             if slack:
                 knobs.append(repair_knob(2))
-                policy = Restoring(policy, share=1.1, by=LIKENESS)  # a rung is short: repair at its end, or when stuck
+                policy = Restoring(policy, share=1.1, by=self._restored_by())  # short: repair at its end, or when stuck
             return budgeted_loop(
                 start,
                 knobs=knobs,
-                rules={
-                    PRUNE: Prune(self.partition, self.splits.calibration),
-                    QUANTISE: self.quantise,
-                    LOWRANK: LowRank(self.splits.calibration),
-                    SPARSE: Sparsify(self.splits.calibration),
-                    DEPTH: Depth(self.partition, self.splits.calibration),
-                    **({} if self.tokens is None else {TOKENS: self._merging(self.tokens)}),
-                    REPAIR: self._distil(),
-                },
+                rules={**self.offer.rules, **({REPAIR: self._distil()} if slack else {})},
                 meters={**self.meters, **self.selection.meters()},
                 budget=budget,
                 policy=policy,
                 ledger=ledger,
                 quality_floor=self.floor,
                 quality_slack=slack,
-                restored_by=LIKENESS if LIKENESS in self.selection.meters() else None,
+                restored_by=self._restored_by(),
                 check=check,
                 guard=None if self.kept is None else self.kept.guard(rung.model),
                 max_checks=MAX_CHECKS,
@@ -272,44 +252,39 @@ class Plan:
     def _knobs_from(self, setting: Mapping[str, Value]) -> list[Knob]:
         """The knobs that save cost, starting where the rung before ended."""
         here = []
-        for knob in self.knobs:
+        for knob in self.offer.knobs:
             last = knob.values.index(setting[knob.name]) if knob.name in setting else len(knob.values) - 1
             here.append(replace(knob, values=knob.values[: last + 1]))
         return here
 
-    def _merging(self, knob: Knob) -> Tokens:
-        assert isinstance(knob.dearest, int)
-        return Tokens(self.partition, knob.dearest)
+    @property
+    def towards(self) -> Towards | None:
+        """What a repair trains towards; None where no rule repairs."""
+        taught, labelled = bool(self.allowed & {"repair", "adapters"}), "finetune" in self.allowed
+        if taught:
+            return "both" if labelled else "teacher"
+        return "labels" if labelled else None
+
+    def _restored_by(self) -> str | None:
+        """The reading that a repair must raise: likeness, but quality where labels alone are trained on."""
+        return LIKENESS if LIKENESS in self.selection.meters() and self.towards != "labels" else None
 
     def _distil(self) -> Distil:
         config = self.bench.config
+        assert self.towards is not None
         blocks = [name for module in self.partition for name, _ in module.blocks]
-        options = DistilOptions(steps=config.repair_steps, seed=config.seed)
+        options = DistilOptions(towards=self.towards, steps=config.repair_steps, seed=config.seed)
         repair = Adapters if "adapters" in self.allowed else Distil
         return repair(
             self.network, self.splits.training, blocks, options, self.bench.rundir.path / "repaired", self.progress
         )
 
-    def _refuse_below_floor(self) -> None:
-        sizes = {module.name: module.sizes()[0] for module in self.partition}
-        smallest = slice_network(self.network, self.partition, self.partition.keep(sizes))
-        floor = {key: meter.read(smallest) for key, meter in self.meters.items()}
-        if self.allowed & {"lowrank", "sparse"}:
-            floor |= {key: Reading(value=0.0, unit=floor[key].unit) for key in ("params", "size", "flops")}  # not known
-        elif self.recipe is not None:
-            quantised = smallest.replace(calibration=(smallest.inputs,), int8=self.recipe.int8)
-            floor["size"] = self.meters["size"].read(quantised)
-        if self.memory is not None:
-            unknown = Reading(value=0.0, unit="B")  # tokens are merged beyond what is sliced
-            floor[self.memory.key] = unknown if self.tokens is not None else AllocatedPeak().read(smallest)
+    def _least(self) -> dict[str, Reading]:
+        """What the smallest network costs, as far as that is known."""
+        int8 = None if self.recipe is None else self.recipe.int8
+        meters = static_meters(self.asked)
+        floor = counted_floor(self.network, self.partition, self.offer.knobs, meters, int8)
         if self.latency is not None and self.calibration is not None:
-            floors = [anchored.floor for anchored in (self.calibration, self.int8) if anchored is not None]
-            floor[self.latency.key] = min(floors, key=lambda reading: reading.value)
-        for limit in self.budget.limits:
-            reading = floor[limit.key]
-            if reading.value > limit.value:
-                share = reading.value / self.baseline[limit.key].value
-                raise InfeasibleError(
-                    f"budget {limit} can't be met: the smallest network measures "
-                    f"{format_quantity(reading.value, reading.unit)} ({share:.0%} of the original); raise the budget"
-                )
+            calibrations = [anchored for anchored in (self.calibration, self.int8) if anchored is not None]
+            floor[self.latency.key] = clock_floor(self.offer.knobs, calibrations)
+        return floor

@@ -33,6 +33,7 @@ def tell_prices(rows: Sequence[Row], cost: str, quality: str, unit: str) -> dict
         "parts": part_prices(rows, cost, quality),
         "limit": limit_price(rows, cost, quality),
         "steps": [asdict(step) for step in moves.steps],
+        "checks": told_checks(rows, cost),
         "predicted_loss": moves.predicted_loss,
         "lost": moves.loss,
         "bound": None,
@@ -84,6 +85,28 @@ def limit_price(rows: Sequence[Row], cost: str, quality: str) -> float | None:
             price = _fall(here, row, quality) / saved if saved > 0 else price
             here = row
     return price
+
+
+def told_checks(rows: Sequence[Row], cost: str) -> list[dict[str, Any]]:
+    """Every fresh check of a run: the cost as the loop read it there beside the cost as measured.
+
+    ``after`` is the step of the move that was checked. ``saved`` is what was saved since the check before, as read and
+    as measured; None at the first, before which nothing was measured. Checks after a repair save nothing.
+    """
+    checks: list[dict[str, Any]] = []
+    here = rows[0] if rows else None
+    for row in rows[1:]:
+        if row.kind == "move" and row.accepted:
+            here = row
+        if row.kind != "check" or cost not in row.readings:
+            continue
+        assert here is not None
+        found = row.readings[cost]
+        now = {"predicted": here.readings[cost].value, "measured": found.value}
+        saved = {name: checks[-1][name] - value for name, value in now.items()} if checks else None
+        told = {"step": row.step, "after": here.step, "knob": here.knob, "value": here.value}
+        checks.append({**told, **now, "stderr": found.stderr, "accepted": row.accepted, "saved": saved})
+    return checks
 
 
 def _fall(before: Row, after: Row, name: str) -> float:

@@ -34,10 +34,10 @@ class Prune:
     calibration: Examples | None = None
 
     def apply(self, model: Network, knob: Knob, value: Value) -> Network:
+        knob.check(value)
         name = knob.name.removeprefix(f"{PREFIX}.")
         assert isinstance(value, int)
-        sliced = slice_network(model, self.partition, self.partition.keep({name: value}))
-        return sliced if self.calibration is None else renormalised(sliced, self.calibration)
+        return _cut(model, self.partition, {name: value}, self.calibration)
 
 
 def global_knob(sizes: Mapping[float, Mapping[str, int]]) -> Knob:
@@ -51,13 +51,23 @@ class PruneAll:
 
     partition: Partition
     sizes: Mapping[float, Mapping[str, int]]
+    calibration: Examples | None = None
 
     def apply(self, model: Network, knob: Knob, value: Value) -> Network:
         knob.check(value)
         assert isinstance(value, float)
-        left = {name: set(units) for name, units in self.partition.kept_in(model).items()}
-        keep = {
-            name: tuple(sorted(left[name].intersection(units)))  # a module's own knob may have cut it further
-            for name, units in self.partition.keep(self.sizes[value]).items()
-        }
-        return slice_network(model, self.partition, keep)
+        return _cut(model, self.partition, self.sizes[value], self.calibration)
+
+
+def _cut(model: Network, partition: Partition, sizes: Mapping[str, int], calibration: Examples | None) -> Network:
+    """The network without the units that come last, of those that other knobs have left."""
+    left = {name: set(units) for name, units in partition.kept_in(model).items()}
+    keep = {}
+    for name, size in sizes.items():
+        module = partition[name]
+        standing = [unit for unit in module.order if unit in left[name]]
+        wanted = set(module.order[:size])
+        kept = [unit for unit in standing if unit in wanted]
+        keep[name] = tuple(sorted(kept if len(kept) >= module.minimum else standing[: module.minimum]))
+    sliced = slice_network(model, partition, keep)
+    return sliced if calibration is None else renormalised(sliced, calibration)

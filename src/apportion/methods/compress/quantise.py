@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -11,12 +12,14 @@ from apportion.core.knob import Choice, Knob, Value
 from apportion.core.meter import Meter, Reading
 from apportion.methods.compress.repair import answer_loss
 from apportion.models.network import Int8, Network, read_out
+from apportion.models.partition import Partition
 from apportion.models.quantise import input_ranges, quantised_layers, simulate
 from apportion.tasks.batches import Examples
 from apportion.tasks.shaped import shaped
 
 PREFIX = "quantise"
 BUT = "int8 but "
+REST = "rest"
 
 
 def quantise_knob(num_layers: int = 0) -> Knob:
@@ -52,6 +55,38 @@ class Quantise:
 
     def inputs(self, model: Network) -> tuple[dict[str, Tensor], ...]:
         return tuple(shaped(self.calibration, model))
+
+
+def precision_groups(network: Network, partition: Partition, recipe: Int8) -> dict[str, tuple[str, ...]]:
+    """The modules whose precision is decided together: every block by itself, and all layers outside of blocks."""
+    blocks = {name: (name,) for module in partition for name, _ in module.blocks}
+    inside = Int8(in_float=tuple(blocks))
+    rest = tuple(name for name in quantised_layers(network.replace(int8=recipe)) if inside.covers(name))
+    return {**blocks, **({REST: rest} if rest else {})}
+
+
+def mixed_knobs(groups: Mapping[str, tuple[str, ...]]) -> list[Knob]:
+    """One knob for every group: int8 or fp32."""
+    return [Choice(f"{PREFIX}.{name}", ("int8", "fp32")) for name in groups]
+
+
+@dataclass(frozen=True)
+class QuantiseParts:
+    """Puts one group of modules into int8 and leaves the others as they are; ``rule`` says how."""
+
+    rule: Quantise
+    groups: Mapping[str, tuple[str, ...]]
+
+    def apply(self, model: Network, knob: Knob, value: Value) -> Network:
+        knob.check(value)
+        parts = set(self.groups[knob.name.removeprefix(f"{PREFIX}.")])
+        everything = {name for names in self.groups.values() for name in names}
+        in_float = set(model.int8.in_float) if model.precision == "int8" else everything
+        in_float = in_float - parts if value == "int8" else in_float | parts
+        if in_float == everything:
+            return model.replace(calibration=())
+        int8 = replace(self.rule.recipe, in_float=tuple(sorted(in_float)))
+        return model.replace(calibration=model.calibration or self.rule.inputs(model), int8=int8)
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Repair: win quality back by a short distillation from the original, which costs training steps and no latency.
+"""Repair: win quality back by a short training, from the original's answers or labels, which costs no latency.
 
 Shape letters: ``N`` examples, ``D`` features, ``K`` classes.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,25 +20,33 @@ from torch import Tensor, nn
 
 from apportion.core.knob import Choice, Knob, Value
 from apportion.core.progress import Progress, Silent
+from apportion.errors import DataError
 from apportion.methods.compress.norms import batch_norms
 from apportion.models.network import Network, read_out
 from apportion.models.skip import Skip
-from apportion.tasks.batches import Batch, Examples
+from apportion.tasks.batches import Batch, Examples, Splits
 
 PREFIX = "repair"
+Towards = Literal["teacher", "labels", "both"]
 RATE, RATE_WITH_BATCH_NORMS = 3e-4, 3e-3
 _TEMPERATURE = 0.05  # of likeness between examples of a batch
 MANY_ZEROS = 0.2
 _SOFTNESS = 2.0  # of classes and tokens
+_STAGES = {
+    "teacher": "repair by distillation",
+    "labels": "fine-tune on labels",
+    "both": "repair by distillation and labels",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistilOptions:
-    """How long and how fast to train: steps of one batch each, and the largest learning rate.
+    """What to train towards, how long and how fast: steps of one batch each, and the largest learning rate.
 
     Networks with batch norms learn ten times as fast by default.
     """
 
+    towards: Towards = "teacher"
     steps: int = 150
     learning_rate: float | None = None
     batch: int = 32
@@ -51,7 +59,7 @@ def repair_knob(turns: int) -> Knob:
 
 
 class Distil:
-    """Trains a network towards its teacher's answers and hidden states on unlabelled examples.
+    """Trains a network towards its teacher's answers and hidden states, the labels of the examples, or both.
 
     The result depends on the network, the options and the examples alone, and is kept in ``folder`` by their digest, so
     that a resumed run trains nothing twice.
@@ -70,6 +78,11 @@ class Distil:
     ) -> None:
         self.teacher, self.blocks, self.options = teacher, tuple(blocks), options
         self.batches = _rebatched(training, options.batch)
+        self.spread = 1.0
+        if options.towards != "teacher":
+            assert training.label_N is not None
+            if training.label_N.is_floating_point():
+                self.spread = max(training.label_N.var(correction=0).item(), 1e-12)
         self.folder, self.progress = folder, progress or Silent()
 
     def apply(self, model: Network, knob: Knob, value: Value) -> Network:
@@ -78,7 +91,7 @@ class Distil:
             module = copy.deepcopy(model.module)
             module.load_state_dict(load_file(kept), strict=False)
             return model.replace(module=module)
-        with self.progress.stage("repair by distillation") as update:
+        with self.progress.stage(_STAGES[self.options.towards]) as update:
             repaired = self.train(model, update)
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +118,7 @@ class Distil:
             for group in optimiser.param_groups:
                 group["lr"] = rate * warm * (1 - step / steps)
             place = int(torch.randint(len(self.batches), (), generator=generator))
-            loss = self._loss(student, self.batches[place])
+            loss = self._loss(student, *self.batches[place])
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(trained, 1.0)
@@ -131,12 +144,21 @@ class Distil:
     def _close(self, module: nn.Module) -> None:
         """Puts the module back into its own shape; whole weights need nothing."""
 
-    def _loss(self, student: Network, batch: Batch) -> Tensor:
-        with torch.no_grad(), _hidden(self.teacher.module, self.blocks) as wanted:
-            target = read_out(self.teacher, batch)
+    def _loss(self, student: Network, batch: Batch, label_B: Tensor | None) -> Tensor:
         with torch.enable_grad(), _hidden(student.module, self.blocks) as found:
             answer = read_out(student, batch)
-        loss = answer_loss(answer, target, student.readout, batch.get("attention_mask"))
+        loss = torch.zeros(())
+        if self.options.towards != "labels":
+            loss = loss + self._teacher_loss(answer, found, student.readout, batch)
+        if self.options.towards != "teacher":
+            assert label_B is not None
+            loss = loss + label_loss(answer, label_B, self.spread)
+        return loss
+
+    def _teacher_loss(self, answer: Tensor, found: Mapping[str, Tensor], readout: str, batch: Batch) -> Tensor:
+        with torch.no_grad(), _hidden(self.teacher.module, self.blocks) as wanted:
+            target = read_out(self.teacher, batch)
+        loss = answer_loss(answer, target, readout, batch.get("attention_mask"))
         alike = [
             (found[name] - wanted[name]).square().mean() / wanted[name].square().mean().clamp_min(1e-12)
             for name in found
@@ -185,6 +207,36 @@ def answer_loss(answer: Tensor, target: Tensor, readout: str, mask: Tensor | Non
     return _SOFTNESS**2 * divergence.mean()
 
 
+def label_loss(answer_NK: Tensor, label_N: Tensor, spread: float = 1.0) -> Tensor:
+    """How far answers are from labels (eq. R6): cross entropy of classes, squared error of numbers.
+
+    The error is in shares of ``spread``, the variance of the numbers, so that their unit does not matter.
+    """
+    if label_N.is_floating_point():
+        return (answer_NK[:, 0] - label_N).square().mean() / spread
+    return nn.functional.cross_entropy(answer_NK, label_N)
+
+
+def require_labels(network: Network, splits: Splits) -> None:
+    """Raises unless there are labels to train on and the network's answers are about them."""
+    label_N = splits.training.label_N
+    if label_N is None:
+        raise DataError(
+            f"finetune needs labels, and {splits.training.description} come without; give labelled --data (not with "
+            "--quality agreement), or use repair"
+        )
+    with torch.inference_mode():
+        num_outputs = read_out(network, splits.training.batches[0]).shape[-1]
+    labels = [part.label_N for part in (splits.training, splits.report) if part.label_N is not None]
+    wanted = 1 if label_N.is_floating_point() else 1 + max(int(each.max()) for each in labels)
+    if network.readout != "logits" or num_outputs != wanted:
+        about = "numbers" if label_N.is_floating_point() else f"{wanted} classes"
+        raise DataError(
+            f"finetune trains answers on labels, but the model has {num_outputs} outputs ({network.readout}) and the "
+            f"labels are {about}; use repair"
+        )
+
+
 @contextmanager
 def _hidden(module: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Collects the outputs of blocks during a forward pass."""
@@ -213,9 +265,15 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def _rebatched(training: Examples, size: int) -> list[Batch]:
-    return [
-        {name: tensor[start : start + size] for name, tensor in batch.items()}
-        for batch in training.batches
-        for start in range(0, len(next(iter(batch.values()))), size)
-    ]
+def _rebatched(training: Examples, size: int) -> list[tuple[Batch, Tensor | None]]:
+    """The examples in batches of at most a size, each with its labels where there are any."""
+    found: list[tuple[Batch, Tensor | None]] = []
+    seen = 0
+    for batch in training.batches:
+        count = len(next(iter(batch.values())))
+        for start in range(0, count, size):
+            some = {name: tensor[start : start + size] for name, tensor in batch.items()}
+            end = min(start + size, count)
+            found.append((some, None if training.label_N is None else training.label_N[seen + start : seen + end]))
+        seen += count
+    return found

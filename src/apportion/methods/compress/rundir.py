@@ -13,6 +13,7 @@ from pathlib import Path
 
 from apportion.core.folder import Folder, RunFolder
 from apportion.errors import ApportionError
+from apportion.methods.compress.rulenames import parse_rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +44,9 @@ class FitConfig:
     def __post_init__(self) -> None:
         if self.policy.partition(":")[0] not in POLICIES:
             raise ApportionError(f"unknown policy {self.policy!r}; possible are {', '.join(POLICIES)}")
-        unknown = sorted(set(self.rules.split(",")) - set(RULES))
-        if unknown:
-            raise ApportionError(f"unknown rule {unknown[0]!r}; possible are {', '.join(RULES)}")
         if self.importance not in IMPORTANCES:
             raise ApportionError(f"unknown importance {self.importance!r}; possible are {', '.join(IMPORTANCES)}")
+        parse_rules(self.rules, self.importance)
         if self.quality_floor is not None and not 0 <= self.quality_floor <= 1:
             raise ApportionError(f"quality floor {self.quality_floor:g} is outside 0 to 1; give it as a share of 1")
         if not 0.5 <= self.floor_confidence < 1:
@@ -63,10 +62,16 @@ class FitConfig:
                 raise ApportionError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
-QUALITIES = ("auto", "agreement", "accuracy", "likelihood", "r2")  # the meters of tasks, without loading torch
+QUALITIES = (
+    "auto",
+    "agreement",
+    "accuracy",
+    "retrieval",
+    "likelihood",
+    "r2",
+)  # the meters of tasks, without loading torch
 POLICIES = ("greedy", "scheduled", "priced", "exact", "backtracking", "learned")
 IMPORTANCES = ("taylor", "magnitude", "fisher", "activation", "hessian")
-RULES = ("prune", "quantise", "lowrank", "sparse", "tokens", "depth", "repair", "adapters")
 
 
 class Rung(Folder):

@@ -17,6 +17,7 @@ from apportion.core.knob import Choice
 from apportion.core.loop import Outcome
 from apportion.core.policy import Greedy, Proposal, Scheduled
 from apportion.errors import KnobError
+from apportion.methods.compress.policies import policy_named
 from apportion.methods.compress.policies.composed import Backtracking
 from apportion.methods.compress.policies.exact import Exact
 from apportion.testing.suites import PolicySuite, check_proposition_1
@@ -198,3 +199,11 @@ def test_two_methods_compose_on_one_model(size):
 def test_what_makes_no_sense_is_refused(policies, patience):
     with pytest.raises(KnobError):
         Backtracking(policies, patience=patience)
+
+
+def test_the_backtracking_of_fit_moves_the_knobs_of_every_rule():
+    names = ("prune.a", "prune-all", "depth.b", "tokens", "lowrank.c", "sparse.d", "quantise")
+    toy = table(dict.fromkeys(names, (0, 1)), dict.fromkeys(names, (1, 1)))
+    result, _ = run(toy, Budget.parse("latency<=0.5ms"), policy_named("backtracking"))
+    assert result.met
+    assert set(result.setting.values()) == {0}

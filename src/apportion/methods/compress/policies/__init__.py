@@ -8,6 +8,8 @@ from apportion.core.policy import Greedy, Policy, RankedBy, Scheduled
 from apportion.errors import ApportionError
 
 LIKENESS = "likeness"
+METHODS = (("prune*",), ("depth.*", "tokens"), ("lowrank.*", "sparse.*"), ("quantise*",))
+"""The knobs of every method that backtracking composes, in order of preference; each knob of ``fit`` is in one."""
 SHIPPED = Path(__file__).with_name("policy.json")
 
 
@@ -17,7 +19,7 @@ def policy_named(name: str, quality_floor: float | None = None) -> Policy:
     if kind == "greedy":
         return RankedBy(Greedy(), LIKENESS)
     if kind == "scheduled":
-        return Scheduled(("prune.*", "*"))
+        return Scheduled(("prune*", "*"))
     if kind == "priced":
         from apportion.methods.compress.policies.priced import Priced
 
@@ -29,8 +31,7 @@ def policy_named(name: str, quality_floor: float | None = None) -> Policy:
     if kind == "backtracking":
         from apportion.methods.compress.policies.composed import Backtracking
 
-        methods = (Scheduled(("prune.*",)), Scheduled(("lowrank.*", "sparse.*")), Scheduled(("quantise",)))
-        return Backtracking(methods, quality_floor)
+        return Backtracking(tuple(Scheduled(stages) for stages in METHODS), quality_floor)
     if kind == "learned":
         from apportion.methods.compress.policies.learned import Learned, Ranker
 

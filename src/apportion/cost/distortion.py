@@ -141,11 +141,17 @@ class Fidelity:
         points = tuple(
             Distortion(number(one["kappa"], "kappa"), number(one["eps_ms"], "eps_ms")) for one in fields["frontier"]
         )
-        names = ("eta", "delta", "delta_upper", "confidence", "count")
-        *error, count = (number(fields["error"][name], name) for name in names)
+        saved = fields["error"]
+        error = RelativeError(
+            number(saved["eta"], "eta"),
+            number(saved["delta"], "delta"),
+            number(saved["delta_upper"], "delta_upper"),
+            number(saved["confidence"], "confidence"),
+            int(number(saved["count"], "count")),
+        )
         if not points:
             raise CostError("a saved profile has no point of distortion; calibrate again")
-        return cls(points, RelativeError(*error, count=int(count)))
+        return cls(points, error)
 
 
 def _errors(predictions: Sequence[float], latencies_ms: Sequence[float], delta: float) -> list[float]:

@@ -21,11 +21,11 @@ from apportion.device.meters import FlopCount, ParameterCount, SizeOnDisk
 from apportion.errors import KnobError
 from apportion.methods.compress.lowrank import factor
 from apportion.methods.compress.rows import observe
+from apportion.methods.compress.rulenames import parse_pattern
 from apportion.methods.compress.sparsity import (
     Sparsify,
     keep_largest,
     keep_pattern,
-    parse_pattern,
     sparse_knobs,
     zero_share,
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from apportion.errors import ApportionError
-from apportion.methods.compress.importance import COMPARABLE
-from apportion.methods.compress.sparsity import parse_pattern
+from apportion.errors import ApportionError, KnobError
 
 RULES = (
     *("prune", "prune-all", "quantise", "mixed", "lowrank", "sparse", "tokens", "depth"),
     *("repair", "adapters", "finetune"),
 )
 PATTERN = "sparse-"
+COMPARABLE = ("taylor", "fisher", "hessian")
+"""Importances that measure every module in the same unit, that of the loss; the others compare units of one module."""
 
 
 def parse_rules(text: str, importance: str = COMPARABLE[0]) -> frozenset[str]:
@@ -43,3 +43,11 @@ def patterns_in(allowed: frozenset[str]) -> tuple[str, ...]:
     for pattern in patterns:
         parse_pattern(pattern)
     return patterns
+
+
+def parse_pattern(text: str) -> tuple[int, int]:
+    """``"2:4"`` as the two numbers: at most 2 of every 4 stay."""
+    kept, _, of = text.partition(":")
+    if not (kept.isdigit() and of.isdigit() and 0 < int(kept) <= int(of) <= 64):
+        raise KnobError(f"pattern {text!r} is not N:M; write it like '2:4', with N at most M and M at most 64")
+    return int(kept), int(of)

@@ -62,14 +62,7 @@ class FitConfig:
                 raise ApportionError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
-QUALITIES = (
-    "auto",
-    "agreement",
-    "accuracy",
-    "retrieval",
-    "likelihood",
-    "r2",
-)  # the meters of tasks, without loading torch
+QUALITIES = ("auto", "agreement", "accuracy", "retrieval", "likelihood", "r2")  # named here, as tasks load torch
 POLICIES = ("greedy", "scheduled", "priced", "exact", "backtracking", "learned")
 IMPORTANCES = ("taylor", "magnitude", "fisher", "activation", "hessian")
 

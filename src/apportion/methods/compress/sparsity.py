@@ -21,6 +21,7 @@ from apportion.core.knob import Choice, Knob, Value
 from apportion.errors import KnobError
 from apportion.methods.compress.layers import find_layer, plain_layers
 from apportion.methods.compress.rows import observe
+from apportion.methods.compress.rulenames import parse_pattern
 from apportion.models.factored import Factored, matrix
 from apportion.models.network import Network
 from apportion.tasks.batches import Examples
@@ -52,14 +53,6 @@ def sparse_knobs(
             raise KnobError(f"shares of zeros must lie between 0 and 1, got {list(shares)}")
         values = (*sorted(shares, reverse=True), 0.0)
     return [Choice(f"{PREFIX}.{name}", values) for name in plain_layers(network)]
-
-
-def parse_pattern(text: str) -> tuple[int, int]:
-    """``"2:4"`` as the two numbers: at most 2 of every 4 stay."""
-    kept, _, of = text.partition(":")
-    if not (kept.isdigit() and of.isdigit() and 0 < int(kept) <= int(of) <= 64):
-        raise KnobError(f"pattern {text!r} is not N:M; write it like '2:4', with N at most M and M at most 64")
-    return int(kept), int(of)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from apportion.methods.compress.importance.curvature import hessian
 from apportion.methods.compress.importance.loss import self_loss
 from apportion.methods.compress.importance.magnitude import magnitude
 from apportion.methods.compress.importance.order import (
-    COMPARABLE,
     CRITERIA,
     Criterion,
     global_sizes,
@@ -18,7 +17,6 @@ from apportion.methods.compress.importance.order import (
 from apportion.methods.compress.importance.slope import fisher, taylor
 
 __all__ = [
-    "COMPARABLE",
     "CRITERIA",
     "Criterion",
     "activation",

@@ -19,8 +19,6 @@ from apportion.tasks.batches import Examples
 
 Criterion = Literal["magnitude", "taylor", "fisher", "activation", "hessian"]
 CRITERIA: tuple[str, ...] = get_args(Criterion)
-COMPARABLE = ("taylor", "fisher", "hessian")
-"""Criteria that measure every module in the same unit, that of the loss; the others compare units of one module."""
 
 
 def importance(network: Network, partition: Partition, criterion: Criterion, examples: Examples) -> dict[str, Tensor]:
@@ -57,7 +55,7 @@ def global_sizes(
     the modules' own orders being those of the scores. A parameter between two units counts for both.
 
     Args:
-        scores: of a criterion in ``COMPARABLE``; those of the others don't compare between modules.
+        scores: of a criterion in ``rulenames.COMPARABLE``; those of the others don't compare between modules.
 
     Returns:
         For shares of the parameters from 1 down, the sizes of all modules; smaller ones are nested in larger ones.

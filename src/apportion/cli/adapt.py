@@ -33,6 +33,9 @@ def command(
     allocation: Annotated[
         str, typer.Option(help="learned, or as a baseline: uniform, template, unconditional, fixed.")
     ] = "learned",
+    masks: Annotated[
+        str, typer.Option(help="What experts gate of the delta: groups, or as an ablation weights.")
+    ] = "groups",
     objective: Annotated[str, typer.Option(help="mean, cvar, group or kl.")] = "mean",
     beta: Annotated[float, typer.Option(help="Of cvar: share not counted; of kl: radius.")] = 0.7,
     tightest: Annotated[float, typer.Option(help="Least budget trained for, as a share of the whole.")] = 0.15,
@@ -58,6 +61,7 @@ def command(
         queries=queries,
         experts=experts,
         allocation=allocation,
+        masks=masks,
         objective=objective,
         beta=beta,
         tightest=tightest,

@@ -9,12 +9,12 @@ from apportion.methods.adapt.adapt import shadow_prices
 from apportion.methods.adapt.depth import balanced_depths, every_depth, nested_depths, sizes_by_depth
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits, order_units, unit_scores
 from apportion.methods.adapt.family import UNSETTLED, Family, FamilyConfig
-from apportion.methods.adapt.folder import AdaptConfig
+from apportion.methods.adapt.folder import LATER, AdaptConfig, AdaptFolder
 from apportion.methods.adapt.train import TrainConfig, Trainer, budget_bin, module_values
 
 
 def trainer_of(tiny, steps=6, **options):
-    family = tiny.family(**{k: options.pop(k) for k in ("allocation", "num_experts") if k in options})
+    family = tiny.family(**{k: options.pop(k) for k in ("allocation", "num_experts", "masks") if k in options})
     return Trainer(family, tiny.pools, tiny.sampler, TrainConfig(steps=steps, episodes=3, warmup=2, **options))
 
 
@@ -88,6 +88,31 @@ def test_time_gets_a_price_while_the_policy_is_over_budget(tiny):
     assert row["kkt"]["feasibility"] > 0.1
 
 
+@pytest.mark.parametrize("masks", ["groups", "weights"])
+def test_gates_close_while_more_are_open_than_may_be(tiny, masks):
+    trainer = trainer_of(tiny, steps=40, masks=masks, capacity=0.3)
+    shares = [trainer.step(number)["open"] for number in range(40)]
+    assert trainer.nu.values[0] > 1.0
+    assert shares[0] > 0.9
+    assert shares[-1] < shares[20] < shares[0] - 0.002
+
+
+def test_masks_of_single_numbers_train_and_resume(tiny):
+    whole, first, second = (trainer_of(tiny, masks="weights") for _ in range(3))
+    before = {name: tensor.clone() for name, tensor in whole.tensors().items()}
+    for number in range(4):
+        whole.step(number)
+    assert all(not torch.equal(before[n], t) for n, t in whole.tensors().items() if n.endswith("gate_logit"))
+    for number in range(2):
+        first.step(number)
+    second.load_tensors(first.tensors())
+    second.load_state(first.state())
+    for number in range(2, 4):
+        second.step(number)
+    for name, tensor in whole.tensors().items():
+        torch.testing.assert_close(second.tensors()[name], tensor, msg=name)
+
+
 def test_a_fixed_policy_stays(tiny):
     trainer = trainer_of(tiny, steps=3, allocation="fixed")
     before = trainer.family.policy(0.5, tiny.clocks[0].prices())
@@ -159,6 +184,15 @@ def test_images_are_varied_and_texts_are_not():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(DataError):
         TrainConfig(**wrong)
+
+
+def test_a_run_with_usual_settings_is_saved_as_before_later_ones_came(tmp_path):
+    for name, changes in (("usual", {}), ("other", {"masks": "weights"})):
+        asked = AdaptConfig(model="minilm", tasks="text", targets=("ort-cpu-1t",), **changes)
+        folder = AdaptFolder(tmp_path / name)
+        folder.start(asked, "digest")
+        assert folder.config() == asked
+        assert {*folder.read(folder.file)["config"]} & {*LATER} == {*changes}
 
 
 def test_an_unknown_target_is_refused_before_anything_is_written():

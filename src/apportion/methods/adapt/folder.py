@@ -15,6 +15,7 @@ from apportion.methods.adapt.family import FamilyConfig
 from apportion.methods.adapt.train import TrainConfig
 
 SCHEME = 4  # raised when training changes, so that a run begun before it is not gone on with
+LATER = {"masks": "groups"}  # settings that came since, saved only where they are not these: older runs stay readable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class AdaptConfig:
     objective: str = "mean"
     beta: float = 0.7
     tightest: float = 0.15
+    masks: str = "groups"
     capacity: float = 0.9
     batch: int = 1
     tokens: int = 32
@@ -54,7 +56,9 @@ class AdaptConfig:
         self.training()
 
     def family(self) -> FamilyConfig:
-        return FamilyConfig(num_experts=self.experts, allocation=self.allocation, tightest=self.tightest)
+        return FamilyConfig(
+            num_experts=self.experts, allocation=self.allocation, tightest=self.tightest, masks=self.masks
+        )
 
     def training(self, *, images: bool = False) -> TrainConfig:
         """Settings of training; images are varied and features held, as ``benchmarks/adapt_vision`` does."""
@@ -91,11 +95,13 @@ class AdaptFolder(RunFolder):
 
     def start(self, config: AdaptConfig, model_digest: str) -> None:
         """Saves what was asked; refuses a folder that holds another run."""
-        content = json.dumps([SCHEME, asdict(config), model_digest], sort_keys=True)
-        self.begin(hashlib.sha256(content.encode()).hexdigest(), asdict(config))
+        asked = {name: value for name, value in asdict(config).items() if name not in LATER or value != LATER[name]}
+        content = json.dumps([SCHEME, asked, model_digest], sort_keys=True)
+        self.begin(hashlib.sha256(content.encode()).hexdigest(), asked)
 
     def config(self) -> AdaptConfig:
-        asked = self.asked({field.name for field in fields(AdaptConfig)})
+        saved = self.read(self.file).get("config")
+        asked = self.asked({field.name for field in fields(AdaptConfig)} - (LATER.keys() - set(saved or ())))
         try:
             return AdaptConfig(**{**asked, "targets": tuple(asked["targets"]), "profiles": tuple(asked["profiles"])})
         except TypeError as error:

@@ -121,16 +121,16 @@ class Trainer:
         domains = [domain.name for domain in sampler.domains]
         self.group = GroupWeights(len(domains), rate=0.05)
         self.group_of = {name: place for place, name in enumerate(domains)}
-        large = [parameter for name, parameter in family.named_parameters() if name.startswith("stacks.")]
+        large = [bundle.delta for bundle in family.bundles]
         small = [p for name, p in family.named_parameters() if not name.startswith("stacks.") and p.requires_grad]
-        self.optimiser = torch.optim.AdamW(
-            [
-                {"params": large, "lr": config.rate, "weight_decay": config.weight_decay, "base": config.rate},
-                {"params": small, "lr": config.small_rate, "weight_decay": 0.0, "base": config.small_rate},
-            ],
-            betas=(0.9, 0.98),
-        )
-        self.large, self.small = large, small
+        each = [bundle.gate_logit for bundle in family.bundles if bundle.gate_logit is not None]
+        slow = {"lr": config.rate, "weight_decay": config.weight_decay, "base": config.rate}
+        fast = {"lr": config.small_rate, "weight_decay": 0.0, "base": config.small_rate}
+        sets: list[dict[str, Any]] = [{"params": large, **slow}, {"params": small, **fast}]
+        if each:  # of millions of gates each has a slope so small that Adam's usual eps would hide it
+            sets.append({"params": each, **fast, "eps": 1e-15})
+        self.optimiser = torch.optim.AdamW(sets, betas=(0.9, 0.98))
+        self.large, self.small = large, [*small, *each]
         self.settles = config.slices and family.config.allocation != "fixed"
         self.num_settle = min(int(config.settle * config.steps), config.steps - 1)
 

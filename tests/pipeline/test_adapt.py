@@ -180,6 +180,11 @@ def test_what_can_not_be_is_told_in_one_line(told, trained, support, budget, tar
         (("adapt", "vit-64", "--tasks", "nothing", "--targets", "torch-cpu-1t", "-o", "x"), "nothing"),
         (("adapt", "vit-64", "--tasks", "digits", "--targets", "a,a", "-o", "x"), "each once"),
         (("adapt", "vit-64", "--tasks", "digits", "--targets", "a", "--allocation", "best", "-o", "x"), "possible are"),
+        (
+            ("adapt", "vit-64", "--tasks", "digits", "--targets", "torch-cpu-1t", "--gains", "1", "-o", "x"),
+            "like 0.5,1",
+        ),
+        (("adapt", "vit-64", "--tasks", "digits", "--targets", "torch-cpu-1t", "--damping", "1", "-o", "x"), "than 1"),
         (("specialize", "no-run", "--support", "digits", "--budget", "5ms", "-o", "x"), "no-run"),
         (("specialize", "no-run", "--support", "digits", "--budget", "5 mms", "-o", "x"), "5 mms"),
         (("specialize", "no-run", "--support", "digits", "--budget", "5ms", "--risk", "-1", "-o", "x"), "risk -1"),

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from apportion.errors import ModelError
 from apportion.methods.adapt.clock import Clock, Sizes, spread_start
 from apportion.methods.adapt.groups import Bundle, Groups, bundles, keep_of, merge_all, start_logits
-from apportion.methods.adapt.masked import masked_features
+from apportion.methods.adapt.masked import PLAIN, Pass, masked_features
 from apportion.methods.adapt.policy import ALLOCATIONS, BudgetPolicy, squash
 from apportion.methods.adapt.router import Router
 from apportion.models.cut import slice_network
@@ -212,9 +212,9 @@ class Family(nn.Module):
         hard_G = (soft_G > draw_L[self.module_G]).float()
         return hard_G + soft_G - soft_G.detach()
 
-    def embed(self, inputs: Mapping[str, Tensor], gate_G: Tensor, keep_G: Tensor) -> Tensor:
+    def embed(self, inputs: Mapping[str, Tensor], gate_G: Tensor, keep_G: Tensor, how: Pass = PLAIN) -> Tensor:
         """Features of examples under the task's network, masked; shape (N, F), unit length."""
-        return masked_features(self.network, self.stacks, self._blocks, inputs, gate_G, keep_G)
+        return masked_features(self.network, self.stacks, self._blocks, inputs, gate_G, keep_G, how)
 
     def sliced(self, alpha_M: Tensor, sizes: Sizes) -> Network:
         """The task's network for real: merged weights, sliced to sizes."""

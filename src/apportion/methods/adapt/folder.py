@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,14 @@ from apportion.methods.adapt.family import FamilyConfig
 from apportion.methods.adapt.train import TrainConfig
 
 SCHEME = 4  # raised when training changes, so that a run begun before it is not gone on with
-LATER = {"masks": "groups"}  # settings that came since, saved only where they are not these: older runs stay readable
+LATER: Mapping[str, Any] = {  # settings that came since, saved only where they are not these: older runs stay readable
+    "masks": "groups",
+    "gains": (0.0, 1.0),
+    "window": 0,
+    "damping": 0.5,
+    "precision": "fp32",
+    "checkpoint": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +53,11 @@ class AdaptConfig:
     batch: int = 1
     tokens: int = 32
     rate: float = 2e-4
+    gains: tuple[float, float] = (0.0, 1.0)
+    window: int = 0
+    damping: float = 0.5
+    precision: str = "fp32"
+    checkpoint: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -71,6 +84,11 @@ class AdaptConfig:
             beta=self.beta,
             capacity=self.capacity,
             rate=self.rate,
+            gains=self.gains,
+            window=self.window,
+            damping=self.damping,
+            precision=self.precision,
+            checkpoint=self.checkpoint,
             warmup=min(100, self.steps // 5),
             seed=self.seed,
         )
@@ -103,7 +121,8 @@ class AdaptFolder(RunFolder):
         saved = self.read(self.file).get("config")
         asked = self.asked({field.name for field in fields(AdaptConfig)} - (LATER.keys() - set(saved or ())))
         try:
-            return AdaptConfig(**{**asked, "targets": tuple(asked["targets"]), "profiles": tuple(asked["profiles"])})
+            rows = {name: tuple(value) for name, value in asked.items() if isinstance(value, list)}
+            return AdaptConfig(**{**asked, **rows})
         except TypeError as error:
             raise ApportionError(f"{self.path / self.file} is damaged ({error}); start the run again") from None
 

@@ -27,6 +27,11 @@ def command(
     head: Annotated[str, typer.Option(help="cosine or prototype (class means), or linear (fitted).")] = "cosine",
     refine: Annotated[bool, typer.Option("--refine", help="One step on the mixture by the examples' losses.")] = False,
     risk: Annotated[float, typer.Option(help="Weight of their variance in that step; above 0 takes it.")] = 0.0,
+    averse: Annotated[float, typer.Option(help="Weight of the loss's spread over mixtures the examples leave.")] = 0.0,
+    steps: Annotated[
+        int | None, typer.Option(help="Of the solver, on mixture and sizes.", show_default="as needed")
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="With which the budget is kept, bounded and measured.")] = 0.95,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     from apportion.core.budget import Budget
@@ -46,6 +51,9 @@ def command(
         head=head,
         refine=refine,
         risk=risk,
+        averse=averse,
+        steps=steps,
+        confidence=confidence,
         progress=Bars(quiet=as_json),
     )
     if as_json:

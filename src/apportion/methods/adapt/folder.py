@@ -24,6 +24,8 @@ LATER: Mapping[str, Any] = {  # settings that came since, saved only where they 
     "precision": "fp32",
     "checkpoint": False,
 }
+SPECIAL = {"run", "support", "budget", "target", "head", "risk", "refine"}
+LATER_SPECIAL: Mapping[str, Any] = {"averse": 0.0, "steps": None, "confidence": 0.95}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +115,12 @@ class AdaptFolder(RunFolder):
 
     def start(self, config: AdaptConfig, model_digest: str) -> None:
         """Saves what was asked; refuses a folder that holds another run."""
-        asked = {name: value for name, value in asdict(config).items() if name not in LATER or value != LATER[name]}
+        asked = _unusual(asdict(config), LATER)
         content = json.dumps([SCHEME, asked, model_digest], sort_keys=True)
         self.begin(hashlib.sha256(content.encode()).hexdigest(), asked)
 
     def config(self) -> AdaptConfig:
-        saved = self.read(self.file).get("config")
-        asked = self.asked({field.name for field in fields(AdaptConfig)} - (LATER.keys() - set(saved or ())))
+        asked = _asked(self, {field.name for field in fields(AdaptConfig)}, LATER)
         try:
             rows = {name: tuple(value) for name, value in asked.items() if isinstance(value, list)}
             return AdaptConfig(**{**asked, **rows})
@@ -138,4 +139,19 @@ class SpecialFolder(RunFolder):
         return self.path / "head.safetensors"
 
     def start(self, asked: dict[str, Any]) -> None:
+        asked = _unusual(asked, LATER_SPECIAL)
         self.begin(hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest(), asked)
+
+    def config(self) -> dict[str, Any]:
+        return _asked(self, SPECIAL | LATER_SPECIAL.keys(), LATER_SPECIAL)
+
+
+def _unusual(asked: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the later settings that are as usual."""
+    return {name: value for name, value in asked.items() if name not in later or value != later[name]}
+
+
+def _asked(folder: RunFolder, known: set[str], later: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked, of which later settings may be missing."""
+    saved = folder.read(folder.file).get("config")
+    return folder.asked(known - (later.keys() - set(saved if isinstance(saved, dict) else ())))

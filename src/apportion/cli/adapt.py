@@ -45,7 +45,7 @@ def command(
     window: Annotated[int, typer.Option(help="Steps with slack after which a price is damped; 0: never.")] = 0,
     damping: Annotated[float, typer.Option(help="What is left of a price then; 0 starts it anew.")] = 0.5,
     precision: Annotated[str, typer.Option(help="fp32, or bf16 for the network's products.")] = "fp32",
-    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Less memory, a third more time.")] = False,
+    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Less memory, more time.")] = False,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:

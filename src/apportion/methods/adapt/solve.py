@@ -60,7 +60,7 @@ def solve(
         num_steps: of pricing them anew.
         only_better: leave the policy's fractions where these steps do not raise the objective of eq. A10.
         within: sizes of a larger budget, which none of these may exceed: then the smaller network is a part of the
-            larger one, and uses no more of its budget than without.
+            larger one.
 
     Raises:
         InfeasibleError: the budget is under the bound of the smallest network.

@@ -57,7 +57,7 @@ class TrainConfig:
     window with slack makes budgets break on average (``benchmarks/adapt_theory``), so the window is 0, which is never.
 
     With ``precision`` ``bf16`` the network's products are in half the bits; losses and the small networks stay in fp32.
-    With ``checkpoint`` blocks run again for their slopes, which saves memory for a third more time.
+    With ``checkpoint`` blocks run again for their slopes, which saves memory and takes more time.
 
     Without ``slices`` the whole network alone is trained; ``settle`` is the share of the steps after which depths are
     settled. ``capacity`` is the most that the open delta gates may be of the groups kept; ``objective`` with ``beta``

@@ -23,9 +23,9 @@ from torch import Tensor
 from apportion.cost.parts import Parts
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
 from apportion.methods.adapt.family import Family
+from apportion.methods.adapt.make import left_out_loss
 from apportion.methods.adapt.pool import Pool
 from apportion.methods.adapt.solve import refine_mixture, solve
-from apportion.methods.adapt.specialise import left_out_loss
 from apportion.methods.adapt.train import module_values
 from apportion.tasks.episode import Episode, Sampler, Shape
 from methods import METHODS

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from apportion.errors import Exit
+from apportion.errors import DataError, Exit
 
 HELP = """Learn how BACKBONE adapts to small tasks within any latency budget; apportion specialize uses the result.
 
@@ -33,12 +33,20 @@ def command(
     allocation: Annotated[
         str, typer.Option(help="learned, or as a baseline: uniform, template, unconditional, fixed.")
     ] = "learned",
+    masks: Annotated[
+        str, typer.Option(help="What experts gate of the delta: groups, or as an ablation weights.")
+    ] = "groups",
     objective: Annotated[str, typer.Option(help="mean, cvar, group or kl.")] = "mean",
     beta: Annotated[float, typer.Option(help="Of cvar: share not counted; of kl: radius.")] = 0.7,
     tightest: Annotated[float, typer.Option(help="Least budget trained for, as a share of the whole.")] = 0.15,
     batch: Annotated[int, typer.Option(help="Examples per forward pass that latency is about.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per example that latency is about.")] = 32,
     int8: Annotated[bool, typer.Option("--int8", help="Price slices in int8, too, where a runtime has it.")] = False,
+    gains: Annotated[str, typer.Option(help="Proportional and integral, of the prices.", metavar="KP,KI")] = "0,1",
+    window: Annotated[int, typer.Option(help="Steps with slack after which a price is damped; 0: never.")] = 0,
+    damping: Annotated[float, typer.Option(help="What is left of a price then; 0 starts it anew.")] = 0.5,
+    precision: Annotated[str, typer.Option(help="fp32, or bf16 for the network's products.")] = "fp32",
+    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Less memory, more time.")] = False,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
@@ -59,12 +67,18 @@ def command(
         queries=queries,
         experts=experts,
         allocation=allocation,
+        masks=masks,
         objective=objective,
         beta=beta,
         tightest=tightest,
         batch=batch,
         tokens=tokens,
         int8=int8,
+        gains=_gains(gains),
+        window=window,
+        damping=damping,
+        precision=precision,
+        checkpoint=checkpoint,
         seed=seed,
     )
     result = adapt(config, out, Bars(quiet=as_json))
@@ -84,3 +98,11 @@ def command(
     typer.echo(f"prices of time and of every module: {out / 'prices.html'}")
     typer.echo(f"next: apportion specialize {out} --support FILE --budget 30% --target {config.targets[0]} -o MODEL")
     return Exit.MET
+
+
+def _gains(text: str) -> tuple[float, float]:
+    try:
+        proportional, integral = (float(part) for part in text.split(","))
+    except ValueError:
+        raise DataError(f"gains {text!r} are not two numbers; write them like 0.5,1") from None
+    return proportional, integral

@@ -30,6 +30,11 @@ def command(
     precision: Annotated[
         str, typer.Option(help="fp32, int8, or auto: int8 where adapt priced it and it pays.")
     ] = "auto",
+    averse: Annotated[float, typer.Option(help="Weight of the loss's spread over mixtures the examples leave.")] = 0.0,
+    steps: Annotated[
+        int | None, typer.Option(help="Of the solver, on mixture and sizes.", show_default="as needed")
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="With which the budget is kept, bounded and measured.")] = 0.95,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     from apportion.core.budget import Budget
@@ -50,6 +55,9 @@ def command(
         refine=refine,
         risk=risk,
         precision=precision,
+        averse=averse,
+        steps=steps,
+        confidence=confidence,
         progress=Bars(quiet=as_json),
     )
     if as_json:

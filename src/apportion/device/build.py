@@ -22,6 +22,7 @@ from apportion.models.safefile import folder_digest
 
 MAX_WORKERS = 4
 MAX_CACHE_BYTES = 6 * 10**9
+SCHEME = 2  # raised when another artefact is built of the same content
 BUILT = "built"  # an empty file in an artefact's folder, written last
 _VERSIONED = ("apportion", "torch", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "executorch")
 
@@ -119,6 +120,7 @@ def _key(candidate: dict[str, Any], target: Target, shape: dict[str, Any]) -> st
         except importlib.metadata.PackageNotFoundError:
             versions[package] = ""
     what = {
+        "scheme": SCHEME,
         "content": content,
         "factory": candidate["factory"],
         "runtime": target.runtime,

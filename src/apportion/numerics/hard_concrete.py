@@ -21,10 +21,11 @@ def sample_gates(logit_G: Tensor, generator: torch.Generator | None = None, temp
         z = \min(1, \max(0, s (\zeta - \gamma) + \gamma))
 
     ``logit_G`` is :math:`\log\alpha`, ``temperature`` :math:`\tau`; :math:`\gamma` and :math:`\zeta` are ``LOW`` and
-    ``HIGH``.
+    ``HIGH``. Numbers are drawn where the generator is, on the CPU without one.
     """
-    uniform_G = torch.rand(logit_G.shape, generator=generator, dtype=logit_G.dtype).clamp(1e-6, 1 - 1e-6)
-    uniform_G = uniform_G.to(logit_G.device)
+    where = "cpu" if generator is None else generator.device
+    uniform_G = torch.rand(logit_G.shape, generator=generator, dtype=logit_G.dtype, device=where)
+    uniform_G = uniform_G.clamp(1e-6, 1 - 1e-6).to(logit_G.device)
     soft_G = ((uniform_G.log() - (-uniform_G).log1p() + logit_G) / temperature).sigmoid()
     return (soft_G * (HIGH - LOW) + LOW).clamp(0, 1)
 

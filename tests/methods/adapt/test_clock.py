@@ -1,6 +1,7 @@
 """The relaxed clock agrees with the real one wherever sizes are real."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,3 +60,15 @@ def test_a_profile_of_another_network_is_refused(tiny):
     profile = tiny.clocks[0].profile
     with pytest.raises(CostError, match="other parts"):
         Clock.of(replace(profile, cost=replace(profile.cost, law=other)), tiny.parts)
+
+
+def test_a_bound_holds_for_less_confidence_and_is_refused_for_more(tiny):
+    clock = tiny.clocks[0]
+    assert clock.at(0.95) is clock
+    with pytest.raises(CostError, match=r"says nothing about 0\.99, which takes 99"):
+        clock.at(0.99)
+    cost = clock.profile.cost
+    drifting = replace(clock, profile=replace(clock.profile, cost=replace(cost, bound=replace(cost.bound, drift=0.02))))
+    lower = drifting.at(0.8)
+    assert lower.confidence == pytest.approx(0.8)
+    assert clock.floor_ms() < lower.floor_ms() < drifting.floor_ms()  # the quantile stays, the allowance is less

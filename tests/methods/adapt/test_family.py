@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from apportion.errors import ModelError
 from apportion.methods.adapt.family import FamilyConfig
-from apportion.methods.adapt.groups import places
+from apportion.methods.adapt.groups import merge_all, places
 from apportion.methods.adapt.router import Router
 from apportion.models.network import read_out
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10_000))
-def test_masked_and_sliced_task_networks_agree(tiny, seed):
+@given(seed=st.integers(0, 10_000), masks=st.sampled_from(["groups", "weights"]))
+def test_masked_and_sliced_task_networks_agree(tiny, seed, masks):
     generator = torch.Generator().manual_seed(seed)
-    family = tiny.family()
+    family = tiny.family(masks=masks)
     with torch.no_grad():
         for bundle in family.stacks:
             bundle.delta.normal_(0, 0.05, generator=generator)
@@ -53,13 +53,41 @@ def test_a_delta_gate_switches_its_own_units_alone(tiny):
     with torch.no_grad():
         for bundle in family.stacks:
             bundle.delta.fill_(1.0)
-        from apportion.methods.adapt.groups import merge_all
-
         merged = merge_all(family.stacks, gate_G, torch.ones(family.groups.count))
     base = dict(tiny.network.module.named_parameters())
     query = next(member for member in module.members if member.layer.endswith("query"))
     moved = (merged[f"{query.layer}.weight"] - base[f"{query.layer}.weight"]).abs().sum(1) > 0.5
     assert moved.tolist() == [unit == module.order[0] for unit in query.units]
+
+
+def test_a_gate_of_a_single_number_switches_that_number_alone(tiny):
+    family = tiny.family(masks="weights", num_experts=2)
+    with torch.no_grad():
+        for bundle in family.bundles:
+            bundle.delta.fill_(1.0)
+            bundle.gate_logit.fill_(-10.0)
+        bundle = family.bundles[0]
+        bundle.gate_logit[1].view(-1)[5] = 10.0  # of the second expert
+        merged = merge_all(family.stacks, family.gates(torch.tensor([0.75, 0.25])), torch.ones(family.groups.count))
+    base = dict(tiny.network.module.named_parameters())
+    moved = {name: merged[name] - base[name].detach() for name in merged}
+    torch.testing.assert_close(moved[bundle.names[0]].flatten()[5], torch.tensor(0.25))
+    assert sum(int((change != 0).sum()) for change in moved.values()) == 1
+
+
+def test_the_open_share_of_single_numbers_is_of_those_that_are_kept_and_read(tiny):
+    family = tiny.family(masks="weights", num_experts=1)
+    sizes = {module.name: module.sizes()[0] for module in tiny.partition if not module.blocks}
+    keep_G = family.keep_of({module.name: module.num_units for module in tiny.partition} | sizes)
+    with torch.no_grad():
+        for bundle in family.bundles:
+            bundle.gate_logit.copy_(torch.where(bundle.kept(torch.cat([keep_G, torch.ones(1)])) > 0, 10.0, -10.0)[None])
+        assert float(family.open_share(torch.ones(1), keep_G)) == pytest.approx(1.0, abs=1e-3)
+        assert float(family.open_share(torch.ones(1), torch.ones_like(keep_G))) < 0.8
+    sliced = family.sliced(torch.ones(1), {module.name: module.num_units for module in tiny.partition} | sizes)
+    inside = [p.numel() for name, p in sliced.module.named_parameters() if name.startswith("encoder.layer.")]
+    kept = sum(float(bundle.kept(torch.cat([keep_G, torch.ones(1)])).sum()) for bundle in family.bundles)
+    assert kept == sum(inside)
 
 
 @settings(max_examples=30, deadline=None)
@@ -116,7 +144,7 @@ def test_routing_does_not_depend_on_the_order_of_classes():
     assert not torch.equal(there, router(mean_WF, 0.2, device_F))  # the budget is seen
 
 
-@pytest.mark.parametrize("wrong", [{"num_experts": 0}, {"allocation": "best"}, {"tightest": 1.5}])
+@pytest.mark.parametrize("wrong", [{"num_experts": 0}, {"allocation": "best"}, {"tightest": 1.5}, {"masks": "all"}])
 def test_impossible_families_are_refused(wrong):
     with pytest.raises(ModelError):
         FamilyConfig(**wrong)

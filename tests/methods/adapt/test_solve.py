@@ -6,7 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.errors import InfeasibleError
-from apportion.methods.adapt.solve import along_path, refine_mixture, reprice, round_to_budget, solve
+from apportion.methods.adapt.solve import (
+    along_path,
+    ladder,
+    objective,
+    refine_mixture,
+    reprice,
+    round_to_budget,
+    smallest,
+    solve,
+)
 
 ALPHA = torch.full((4,), 0.25)
 
@@ -96,6 +105,46 @@ def test_on_another_device_it_leans_to_what_is_cheap_there(tiny):
     assert float(heavy.ratio(there_L)) == pytest.approx(float(cost.detach()), abs=0.05)
 
 
+@settings(max_examples=15, deadline=None)
+@given(rho=st.floats(0.25, 0.9), seed=st.integers(0, 1000), steps=st.integers(1, 12), depth=st.sampled_from([None, 2]))
+def test_steps_on_sizes_keep_the_budget_and_never_lower_the_objective(tiny, rho, seed, steps, depth):
+    family, clock = tiny.family(), tiny.clocks[1]
+    if depth:
+        family.depth_KJ.fill_(depth)
+    value_L = torch.rand(len(tiny.partition), generator=torch.Generator().manual_seed(seed)) + 0.01
+    budget_ms = max(rho * clock.whole_ms, clock.floor_ms())
+    plain = solve(family, ALPHA, budget_ms, clock, value_L, num_steps=0)
+    made = solve(family, ALPHA, budget_ms, clock, value_L, num_steps=steps, only_better=True)
+    assert made.upper_ms <= budget_ms
+    before, after = (objective(family, ALPHA, budget_ms, clock, value_L, one.sizes) for one in (plain, made))
+    assert after >= before
+
+
+def test_steps_on_sizes_raise_the_objective_where_values_are_uneven(tiny):
+    family, clock, budget_ms = tiny.family(), tiny.clocks[0], 0.5 * tiny.clocks[0].whole_ms
+    value_L = torch.tensor([5.0 if module.kind == "heads" else 0.1 for module in tiny.partition])
+    plain = solve(family, ALPHA, budget_ms, clock, value_L, num_steps=0)
+    made = solve(family, ALPHA, budget_ms, clock, value_L, num_steps=12, only_better=True)
+    before, after = (objective(family, ALPHA, budget_ms, clock, value_L, one.sizes) for one in (plain, made))
+    assert after > before
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000), settled=st.booleans())
+def test_networks_of_a_ladder_lie_inside_each_other(tiny, seed, settled):
+    family, clock = tiny.family(), tiny.clocks[0]
+    if settled:
+        family.depth_KJ[:4], family.depth_KJ[4:-1] = 2, 3
+    value_L = torch.rand(len(tiny.partition), generator=torch.Generator().manual_seed(seed)) + 0.01
+    budgets_ms = [rho * clock.whole_ms for rho in (0.35, 0.9, 0.5, 0.7, 0.4, 0.45)]
+    rungs = dict(sorted(zip(budgets_ms, ladder(family, ALPHA, budgets_ms, clock, value_L), strict=True)))
+    smaller = smallest(ALPHA, clock)
+    for budget_ms, rung in rungs.items():
+        assert rung.upper_ms <= budget_ms
+        assert all(smaller.sizes[name] <= size for name, size in rung.sizes.items())
+        smaller = rung
+
+
 def test_rounding_prefers_worth(tiny):
     clock = tiny.clocks[0]
     modules = list(tiny.partition)
@@ -112,5 +161,14 @@ def test_a_mixture_moves_to_the_expert_that_lowers_the_loss():
     assert moved_M.argmax() == 2
     assert asked == 6
     torch.testing.assert_close(moved_M.sum(), torch.tensor(1.0))
+    losses = []
+    for num_steps in (0, 1, 3, 6):
+        moved_M, asked = refine_mixture(
+            lambda alpha_M: float((alpha_M - wanted_M).square().sum()), ALPHA, num_steps=num_steps
+        )
+        losses.append(float((moved_M - wanted_M).square().sum()))
+        assert asked == 1 + 5 * num_steps
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.1 * losses[1]
     stayed_M, _ = refine_mixture(lambda alpha_M: float((alpha_M - ALPHA).square().sum()), ALPHA)
     torch.testing.assert_close(stayed_M, ALPHA)

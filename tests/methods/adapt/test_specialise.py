@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from apportion.methods.adapt.specialise import left_out_loss
+from apportion.device.measure import Session, Timing
+from apportion.methods.adapt.make import left_out_loss
+from apportion.methods.adapt.specialise import MADE, WHOLE, z_of
 
 
 @pytest.mark.parametrize("risk", [0.0, 0.5])
@@ -26,3 +28,11 @@ def test_a_single_example_of_a_class_counts_itself():
     feature_SF = functional.normalize(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), dim=-1)
     expected = functional.cross_entropy(torch.tensor([[10.0, 0.0]]), torch.tensor([0]))
     assert left_out_loss(feature_SF, torch.tensor([0, 1]), 2, 10.0) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize(("confidence", "t"), [(0.9, 1.638), (0.95, 2.353), (0.99, 4.541)])
+def test_few_processes_need_more_standard_errors_the_surer_it_must_be(confidence, t):
+    timing = Timing(median_ms=1.0, stderr_ms=0.0, mad_ms=0.0, p95_ms=1.0, count=12)
+    session = Session({WHOLE: (timing,) * 4, MADE: (timing,) * 4}, {})
+    # what stands in the session is widened by t/z at 95 % for three degrees of freedom
+    assert z_of(confidence, session) * (2.353 / 1.6449) == pytest.approx(t, rel=1e-3)

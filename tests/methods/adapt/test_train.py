@@ -1,5 +1,7 @@
 """Training is deterministic, resumes exactly, learns, and prices what is scarce."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +11,12 @@ from apportion.methods.adapt.adapt import shadow_prices
 from apportion.methods.adapt.depth import balanced_depths, every_depth, nested_depths, sizes_by_depth
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits, order_units, unit_scores
 from apportion.methods.adapt.family import UNSETTLED, Family, FamilyConfig
-from apportion.methods.adapt.folder import AdaptConfig
+from apportion.methods.adapt.folder import LATER, AdaptConfig, AdaptFolder
 from apportion.methods.adapt.train import TrainConfig, Trainer, budget_bin, module_values
 
 
 def trainer_of(tiny, steps=6, **options):
-    family = tiny.family(**{k: options.pop(k) for k in ("allocation", "num_experts") if k in options})
+    family = tiny.family(**{k: options.pop(k) for k in ("allocation", "num_experts", "masks") if k in options})
     return Trainer(family, tiny.pools, tiny.sampler, TrainConfig(steps=steps, episodes=3, warmup=2, **options))
 
 
@@ -88,6 +90,89 @@ def test_time_gets_a_price_while_the_policy_is_over_budget(tiny):
     assert row["kkt"]["feasibility"] > 0.1
 
 
+@pytest.mark.parametrize("masks", ["groups", "weights"])
+def test_gates_close_while_more_are_open_than_may_be(tiny, masks):
+    trainer = trainer_of(tiny, steps=40, masks=masks, capacity=0.3)
+    shares = [trainer.step(number)["open"] for number in range(40)]
+    assert trainer.nu.values[0] > 1.0
+    assert shares[0] > 0.9
+    assert shares[-1] < shares[20] < shares[0] - 0.002
+
+
+def test_masks_of_single_numbers_train_and_resume(tiny):
+    whole, first, second = (trainer_of(tiny, masks="weights") for _ in range(3))
+    before = {name: tensor.clone() for name, tensor in whole.tensors().items()}
+    for number in range(4):
+        whole.step(number)
+    assert all(not torch.equal(before[n], t) for n, t in whole.tensors().items() if n.endswith("gate_logit"))
+    for number in range(2):
+        first.step(number)
+    second.load_tensors(first.tensors())
+    second.load_state(first.state())
+    for number in range(2, 4):
+        second.step(number)
+    for name, tensor in whole.tensors().items():
+        torch.testing.assert_close(second.tensors()[name], tensor, msg=name)
+
+
+def slopes(trainer):
+    """Slopes of one step, by parameter; it is the first, so that nothing but the passes differs."""
+    row = trainer.step(0)
+    return row, {name: p.grad for name, p in trainer.family.named_parameters() if p.grad is not None}
+
+
+def test_blocks_that_run_again_give_the_same_slopes(tiny):
+    (row, plain), (row_again, again) = (slopes(trainer_of(tiny, checkpoint=flag)) for flag in (False, True))
+    assert row["loss"] == row_again["loss"]
+    assert plain.keys() == again.keys()
+    for name, slope in plain.items():
+        torch.testing.assert_close(again[name], slope, msg=name, atol=1e-6, rtol=1e-4)
+    assert not any("forward" in vars(module) for module in tiny.network.module.modules())  # all is put back
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_half_the_bits_give_nearly_the_same_losses(tiny, checkpoint):
+    (row, plain), (row_low, low) = (
+        slopes(trainer_of(tiny, precision=precision, checkpoint=checkpoint)) for precision in ("fp32", "bf16")
+    )
+    assert row_low["loss"] == pytest.approx(row["loss"], rel=0.02)
+    assert all(slope.dtype == torch.float32 and slope.isfinite().all() for slope in low.values())
+    whole = [torch.cat([each[name].flatten() for name in plain if "delta" in name]) for each in (plain, low)]
+    assert torch.cosine_similarity(*whole, dim=0) > 0.95
+    assert not torch.allclose(*whole, rtol=1e-3)  # it did run in fewer bits
+
+
+def test_prices_follow_the_gains_and_start_anew_after_a_window_with_slack(tiny):
+    asked = AdaptConfig(
+        model="minilm", tasks="text", targets=("ort-cpu-1t",), gains=(0.5, 2.0), window=3, damping=0.0, capacity=0.5
+    )
+    config = replace(asked.training(), steps=8, episodes=3, small_rate=1e-9)
+    trainer = Trainer(tiny.family(), tiny.pools, tiny.sampler, config)
+    row = trainer.step(0)
+    assert trainer.nu.values[0] == pytest.approx(2.0 * (row["open"] - 0.5), abs=1e-3)
+    with torch.no_grad():
+        trainer.family.gate_logit_MG.fill_(-10.0)  # now with slack
+    prices = [trainer.step(number)["nu"] for number in range(1, 4)]
+    trainer.nu.values[:] = 15.0
+    with torch.no_grad():
+        assert prices[-1] == 0.0
+        trainer.family.gate_logit_MG.fill_(10.0)
+    trainer.step(4)
+    with torch.no_grad():
+        trainer.family.gate_logit_MG.fill_(-10.0)
+    prices = [trainer.step(number)["nu"] for number in range(5, 8)]
+    assert prices[1] > 10.0  # it falls by steps, and then at once
+    assert prices[2] == 0.0
+
+
+def test_the_logged_residuals_see_the_open_gates(tiny):
+    trainer = trainer_of(tiny, steps=4, capacity=0.2)
+    trainer.nu.values[:] = 4.0
+    row = trainer.step(0)
+    assert row["kkt"]["feasibility"] == pytest.approx(row["open"] - 0.2, abs=1e-3)
+    assert row["kkt"]["complementarity"] == pytest.approx(row["nu"] * (row["open"] - 0.2), rel=1e-2)
+
+
 def test_a_fixed_policy_stays(tiny):
     trainer = trainer_of(tiny, steps=3, allocation="fixed")
     before = trainer.family.policy(0.5, tiny.clocks[0].prices())
@@ -155,10 +240,21 @@ def test_images_are_varied_and_texts_are_not():
         TrainConfig(vary=1.5)
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"objective": "best"}, {"capacity": 0.0}, {"rate": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"objective": "best"}, {"capacity": 0.0}, {"rate": -1.0}, {"precision": "fp8"}]
+)
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(DataError):
         TrainConfig(**wrong)
+
+
+def test_a_run_with_usual_settings_is_saved_as_before_later_ones_came(tmp_path):
+    for name, changes in (("usual", {}), ("other", {"masks": "weights", "gains": (0.5, 1.0)})):
+        asked = AdaptConfig(model="minilm", tasks="text", targets=("ort-cpu-1t",), **changes)
+        folder = AdaptFolder(tmp_path / name)
+        folder.start(asked, "digest")
+        assert folder.config() == asked
+        assert {*folder.read(folder.file)["config"]} & {*LATER} == {*changes}
 
 
 def test_an_unknown_target_is_refused_before_anything_is_written():

@@ -5,12 +5,14 @@ Shape letters: L modules, P priced parts, F factors of a part's share.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from apportion.cost.bound import num_needed
 from apportion.cost.parts import WIDTH, Parts
 from apportion.cost.profile import Profile
 from apportion.cost.sample import CostError
@@ -61,6 +63,33 @@ class Clock:
             torch.tensor([[row[3] for row in rows] for rows in padded]),
             torch.tensor([blocks.get(name, len(blocks)) if name else len(blocks) for name in held]),
         )
+
+    @property
+    def confidence(self) -> float:
+        """The share of networks like those it was calibrated on for which the bound holds."""
+        return 1.0 if self.profile.cost.bound is None else 1.0 - self.profile.cost.bound.alpha
+
+    def at(self, confidence: float) -> Clock:
+        """The same clock with a bound for another confidence, at most that of its calibration.
+
+        Calibration keeps one quantile of its scores, which holds for every lower confidence, too; the allowance for
+        drift is taken at the confidence asked for.
+
+        Raises:
+            CostError: more than what was calibrated for.
+        """
+        bound = self.profile.cost.bound
+        if bound is None or math.isclose(confidence, self.confidence):
+            return self
+        if confidence > self.confidence:
+            needed = num_needed(1 - confidence, bound.num_menu, bound.method)
+            raise CostError(
+                f"the bound of {self.name} was calibrated for a confidence of {self.confidence:g} on "
+                f"{min(bound.counts)} scores and says nothing about {confidence:g}, which takes {needed}; ask for "
+                "less, or measure (--verify)"
+            )
+        cost = replace(self.profile.cost, bound=replace(bound, alpha=1 - confidence))
+        return replace(self, profile=replace(self.profile, cost=cost))
 
     @property
     def name(self) -> str:

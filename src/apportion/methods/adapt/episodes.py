@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from apportion.methods.adapt.family import Family
 from apportion.methods.adapt.groups import Groups, bundles
-from apportion.methods.adapt.masked import masked_features
+from apportion.methods.adapt.masked import PLAIN, Pass, masked_features
 from apportion.methods.adapt.pool import Pool
 from apportion.models.network import Network
 from apportion.models.partition import Partition
@@ -22,10 +22,12 @@ from apportion.tasks.episode import Episode
 from apportion.tasks.heads import class_means, cosines
 
 
-def episode_features(family: Family, pool: Pool, episode: Episode, gate_G: Tensor, keep_G: Tensor) -> Tensor:
+def episode_features(
+    family: Family, pool: Pool, episode: Episode, gate_G: Tensor, keep_G: Tensor, how: Pass = PLAIN
+) -> Tensor:
     """Features of the support and then of the queries by the task's own network, shape (S + Q, F), unit length."""
     rows = np.concatenate([episode.support.row_N, episode.query.row_N])
-    return family.embed(pool.at(rows), gate_G, keep_G).float()
+    return family.embed(pool.at(rows), gate_G, keep_G, how).float()
 
 
 def logits(family: Family, episode: Episode, feature_NF: Tensor) -> Tensor:

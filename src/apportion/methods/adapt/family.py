@@ -16,14 +16,15 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from apportion.errors import ModelError
 from apportion.methods.adapt.clock import Clock, Sizes, spread_start
-from apportion.methods.adapt.groups import Groups, bundles, keep_of, merge_all
-from apportion.methods.adapt.masked import masked_features
+from apportion.methods.adapt.groups import Bundle, Groups, bundles, keep_of, merge_all, start_logits
+from apportion.methods.adapt.masked import PLAIN, Pass, masked_features
 from apportion.methods.adapt.policy import ALLOCATIONS, BudgetPolicy, squash
 from apportion.methods.adapt.router import Router
 from apportion.models.cut import slice_network
@@ -33,15 +34,22 @@ from apportion.numerics.hard_concrete import mean_gates, open_probability, sampl
 
 KNOTS = 9
 UNSETTLED = -1
+Masks = Literal["groups", "weights"]
+MASKS: tuple[str, ...] = get_args(Masks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyConfig:
-    """``num_experts`` M, ``allocation`` of the policy, and the ``tightest`` budget trained for, as a share."""
+    """``num_experts`` M, ``allocation`` of the policy, and the ``tightest`` budget trained for, as a share.
+
+    ``masks`` says what a delta gate is of: a group, or as an ablation every single number of the delta (``weights``),
+    which takes as many logits as experts times numbers.
+    """
 
     num_experts: int = 4
     allocation: str = "learned"
     tightest: float = 0.15
+    masks: str = "groups"
 
     def __post_init__(self) -> None:
         if self.num_experts < 1:
@@ -50,6 +58,8 @@ class FamilyConfig:
             raise ModelError(f"allocation {self.allocation!r} is not known; possible are {', '.join(ALLOCATIONS)}")
         if not 0 < self.tightest < 1:
             raise ModelError(f"the tightest budget is {self.tightest:g}; give a share between 0 and 1")
+        if self.masks not in MASKS:
+            raise ModelError(f"masks over {self.masks!r} are not known; possible are {', '.join(MASKS)}")
 
 
 def budget_knots(floor: float) -> tuple[float, ...]:
@@ -74,9 +84,12 @@ class Plan:
 class Family(nn.Module):
     """All that is learned. The network itself is frozen and not among its parameters.
 
-    The delta lives where the network does; policy, router and gates are small and stay on the CPU. ``depth_KJ`` is how
-    many blocks a budget at each knot keeps of each of J sequences of blocks, where training settled it.
+    The delta lives where the network does, and so do gates of its single numbers; policy, router and gates of groups
+    are small and stay on the CPU. ``depth_KJ`` is how many blocks a budget at each knot keeps of each of J sequences of
+    blocks, where training settled it.
     """
+
+    gate_logit_MG: nn.Parameter | None
 
     depth_KJ: Tensor
 
@@ -106,8 +119,12 @@ class Family(nn.Module):
         self.router = Router(num_features, config.num_experts)
         self.stacks, self._blocks = bundles(network, self.groups), self.groups.blocks()
         generator = torch.Generator().manual_seed(0)
-        logits = 2.0 + torch.randn(config.num_experts, self.groups.count, generator=generator)
-        self.gate_logit_MG = nn.Parameter(logits if config.num_experts > 1 else torch.full_like(logits, 4.0))
+        if config.masks == "groups":
+            self.gate_logit_MG = nn.Parameter(start_logits((config.num_experts, self.groups.count), generator))
+        else:
+            self.gate_logit_MG = None
+            for bundle in self.bundles:
+                bundle.gate_each(config.num_experts, generator)
         self.lean_ML = nn.Parameter(torch.zeros(config.num_experts, len(partition)))
         self.log_scale = nn.Parameter(torch.tensor(2.3))
         self.module_G, self.rank_G = self.groups.module_G(), self.groups.rank_G()
@@ -118,6 +135,10 @@ class Family(nn.Module):
     @property
     def network(self) -> Network:
         return self._network[0]
+
+    @property
+    def bundles(self) -> list[Bundle]:
+        return [bundle for bundle in self.stacks if isinstance(bundle, Bundle)]
 
     @property
     def floor(self) -> float:
@@ -145,14 +166,38 @@ class Family(nn.Module):
         return Plan(alpha_M, fraction_L, budget_L)
 
     def gates(self, alpha_M: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The delta gates a of eq. A1; sampled with a generator, their mean without."""
-        logit_MG = self.gate_logit_MG
-        return alpha_M @ (mean_gates(logit_MG) if generator is None else sample_gates(logit_MG, generator))
+        """The delta gates a of eq. A1; sampled with a generator, their mean without.
+
+        One for every group, or with masks over weights one for every number of the delta, bundle after bundle.
+        """
+        if self.gate_logit_MG is not None:
+            logit_MG = self.gate_logit_MG
+            return alpha_M @ (mean_gates(logit_MG) if generator is None else sample_gates(logit_MG, generator))
+        if generator is not None:  # these are many: drawn where they live, from a seed that the generator draws
+            seed = int(torch.randint(2**62, (), generator=generator))
+            generator = torch.Generator(self.bundles[0].delta.device).manual_seed(seed)
+        found = []
+        for bundle in self.bundles:
+            assert bundle.gate_logit is not None
+            logit_MN = bundle.gate_logit.flatten(1)
+            gate_MN = mean_gates(logit_MN) if generator is None else sample_gates(logit_MN, generator)
+            found.append(alpha_M.to(gate_MN) @ gate_MN)
+        return torch.cat(found)
 
     def open_share(self, alpha_M: Tensor, keep_G: Tensor) -> Tensor:
-        """Expected share of the groups with an open gate, among those kept."""
-        open_G = alpha_M @ open_probability(self.gate_logit_MG)
-        return (open_G * keep_G).sum() / keep_G.sum()
+        """Expected share of the groups with an open gate, or of the delta's numbers, among those kept."""
+        if self.gate_logit_MG is not None:
+            open_G = alpha_M @ open_probability(self.gate_logit_MG)
+            return (open_G * keep_G).sum() / keep_G.sum()
+        device = self.bundles[0].delta.device
+        alpha_M, keep_G = alpha_M.to(device), torch.cat([keep_G, keep_G.new_ones(1)]).to(device)
+        opened, kept = alpha_M.new_zeros(()), alpha_M.new_zeros(())
+        for bundle in self.bundles:
+            assert bundle.gate_logit is not None
+            kept_N = bundle.kept(keep_G).flatten()
+            opened = opened + alpha_M @ (open_probability(bundle.gate_logit.flatten(1)) @ kept_N)
+            kept = kept + kept_N.sum()
+        return (opened / kept).cpu()
 
     def keep(self, fraction_L: Tensor, generator: torch.Generator | None = None) -> Tensor:
         r"""Keep gates of fractions, :math:`r_k = \mathrm{clip}(s_\ell K_\ell - k, 0, 1)` (eq. A5).
@@ -167,9 +212,9 @@ class Family(nn.Module):
         hard_G = (soft_G > draw_L[self.module_G]).float()
         return hard_G + soft_G - soft_G.detach()
 
-    def embed(self, inputs: Mapping[str, Tensor], gate_G: Tensor, keep_G: Tensor) -> Tensor:
+    def embed(self, inputs: Mapping[str, Tensor], gate_G: Tensor, keep_G: Tensor, how: Pass = PLAIN) -> Tensor:
         """Features of examples under the task's network, masked; shape (N, F), unit length."""
-        return masked_features(self.network, self.stacks, self._blocks, inputs, gate_G, keep_G)
+        return masked_features(self.network, self.stacks, self._blocks, inputs, gate_G, keep_G, how)
 
     def sliced(self, alpha_M: Tensor, sizes: Sizes) -> Network:
         """The task's network for real: merged weights, sliced to sizes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,17 @@ from apportion.methods.adapt.family import FamilyConfig
 from apportion.methods.adapt.train import TrainConfig
 
 SCHEME = 4  # raised when training changes, so that a run begun before it is not gone on with
+LATER: Mapping[str, Any] = {  # settings that came since, saved only where they are not these: older runs stay readable
+    "int8": False,
+    "masks": "groups",
+    "gains": (0.0, 1.0),
+    "window": 0,
+    "damping": 0.5,
+    "precision": "fp32",
+    "checkpoint": False,
+}
+SPECIAL = {"run", "support", "budget", "target", "head", "risk", "refine"}
+LATER_SPECIAL: Mapping[str, Any] = {"averse": 0.0, "steps": None, "confidence": 0.95, "precision": "auto"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +52,17 @@ class AdaptConfig:
     objective: str = "mean"
     beta: float = 0.7
     tightest: float = 0.15
+    masks: str = "groups"
     capacity: float = 0.9
     batch: int = 1
     tokens: int = 32
     int8: bool = False
     rate: float = 2e-4
+    gains: tuple[float, float] = (0.0, 1.0)
+    window: int = 0
+    damping: float = 0.5
+    precision: str = "fp32"
+    checkpoint: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -56,7 +74,9 @@ class AdaptConfig:
         self.training()
 
     def family(self) -> FamilyConfig:
-        return FamilyConfig(num_experts=self.experts, allocation=self.allocation, tightest=self.tightest)
+        return FamilyConfig(
+            num_experts=self.experts, allocation=self.allocation, tightest=self.tightest, masks=self.masks
+        )
 
     def training(self, *, images: bool = False) -> TrainConfig:
         """Settings of training; images are varied and features held, as ``benchmarks/adapt_vision`` does."""
@@ -69,6 +89,11 @@ class AdaptConfig:
             beta=self.beta,
             capacity=self.capacity,
             rate=self.rate,
+            gains=self.gains,
+            window=self.window,
+            damping=self.damping,
+            precision=self.precision,
+            checkpoint=self.checkpoint,
             warmup=min(100, self.steps // 5),
             seed=self.seed,
         )
@@ -93,13 +118,15 @@ class AdaptFolder(RunFolder):
 
     def start(self, config: AdaptConfig, model_digest: str) -> None:
         """Saves what was asked; refuses a folder that holds another run."""
-        content = json.dumps([SCHEME, asdict(config), model_digest], sort_keys=True)
-        self.begin(hashlib.sha256(content.encode()).hexdigest(), asdict(config))
+        asked = _unusual(asdict(config), LATER)
+        content = json.dumps([SCHEME, asked, model_digest], sort_keys=True)
+        self.begin(hashlib.sha256(content.encode()).hexdigest(), asked)
 
     def config(self) -> AdaptConfig:
-        asked = self.asked({field.name for field in fields(AdaptConfig)})
+        asked = self.asked({field.name for field in fields(AdaptConfig)}, LATER)
         try:
-            return AdaptConfig(**{**asked, "targets": tuple(asked["targets"]), "profiles": tuple(asked["profiles"])})
+            rows = {name: tuple(value) for name, value in asked.items() if isinstance(value, list)}
+            return AdaptConfig(**{**asked, **rows})
         except TypeError as error:
             raise ApportionError(f"{self.path / self.file} is damaged ({error}); start the run again") from None
 
@@ -115,4 +142,13 @@ class SpecialFolder(RunFolder):
         return self.path / "head.safetensors"
 
     def start(self, asked: dict[str, Any]) -> None:
+        asked = _unusual(asked, LATER_SPECIAL)
         self.begin(hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest(), asked)
+
+    def config(self) -> dict[str, Any]:
+        return self.asked(SPECIAL | LATER_SPECIAL.keys(), LATER_SPECIAL)
+
+
+def _unusual(asked: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the later settings that are as usual."""
+    return {name: value for name, value in asked.items() if name not in later or value != later[name]}

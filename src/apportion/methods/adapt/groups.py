@@ -131,6 +131,7 @@ class Bundle(nn.Module):
     base: Tensor
     group: Tensor
     keep: Tensor | None
+    gate_logit: nn.Parameter | None  # of every single number by every expert, where masks are not by groups
 
     def __init__(self, names: tuple[str, ...], base: Tensor, places: list[Place]) -> None:
         super().__init__()
@@ -140,13 +141,27 @@ class Bundle(nn.Module):
         self.register_buffer("group", torch.tensor([place.group for place in places]), persistent=False)
         keep = None if places[0].keep is None else torch.tensor([place.keep for place in places])
         self.register_buffer("keep", keep, persistent=False)
+        self.gate_logit = None
 
-    def merge(self, gate_G: Tensor, keep_G: Tensor) -> dict[str, Tensor]:
-        r"""Base plus gated delta, with the columns that read dropped groups zeroed; both vectors end with a one."""
-        weight = self.base + self._spread(gate_G[self.group], self.dim) * self.delta
+    def gate_each(self, num_experts: int, generator: torch.Generator) -> None:
+        """Gives every number of the delta a gate of its own for every expert."""
+        self.gate_logit = nn.Parameter(start_logits((num_experts, *self.delta.shape), generator))
+
+    def merge(self, gate: Tensor, keep_G: Tensor) -> dict[str, Tensor]:
+        """Base plus gated delta, with the columns that read dropped groups zeroed.
+
+        Gates are one for every number of the delta, or one for every group and a one; keep gates end with a one.
+        """
+        each = gate.view_as(self.delta) if self.gate_logit is not None else self._spread(gate[self.group], self.dim)
+        weight = self.base + each * self.delta
         if self.keep is not None:
             weight = weight * self._spread(keep_G[self.keep], self.keep_dim)
         return dict(zip(self.names, weight.unbind(0), strict=True))
+
+    def kept(self, keep_G: Tensor) -> Tensor:
+        """Which numbers of the delta are in what is kept and read by what is kept, in its shape."""
+        kept = self._spread(keep_G[self.group], self.dim).expand_as(self.delta)
+        return kept if self.keep is None else kept * self._spread(keep_G[self.keep], self.keep_dim)
 
     def _spread(self, value_NC: Tensor, dim: int) -> Tensor:
         shape = [1] * self.delta.dim()
@@ -168,13 +183,24 @@ def bundles(network: Network, groups: Groups) -> nn.ModuleList:
     )
 
 
-def merge_all(stacks: nn.ModuleList, gate_G: Tensor, keep_G: Tensor) -> dict[str, Tensor]:
-    """Every parameter that may change, by name."""
-    one = gate_G.new_ones(1)
-    gate_G, keep_G = torch.cat([gate_G, one]), torch.cat([keep_G, one])
+def start_logits(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Logits of gates, one row per expert: mostly open, and unlike those of other experts where there are any."""
+    logits = 2.0 + torch.randn(shape, generator=generator)
+    return logits if shape[0] > 1 else torch.full_like(logits, 4.0)
+
+
+def merge_all(stacks: nn.ModuleList, gate: Tensor, keep_G: Tensor) -> dict[str, Tensor]:
+    """Every parameter that may change, by name; ``gate`` is one for every group, or for every number of the delta."""
+    one = keep_G.new_ones(1)
+    keep_G = torch.cat([keep_G, one])
+    some = [bundle for bundle in stacks if isinstance(bundle, Bundle)]
+    if any(bundle.gate_logit is not None for bundle in some):
+        gates = list(gate.split([bundle.delta.numel() for bundle in some]))
+    else:
+        gates = [torch.cat([gate, one])] * len(some)
     merged: dict[str, Tensor] = {}
-    for bundle in stacks:
-        merged |= bundle.merge(gate_G, keep_G)  # type: ignore[operator]
+    for bundle, own in zip(some, gates, strict=True):
+        merged |= bundle.merge(own, keep_G)
     return merged
 
 

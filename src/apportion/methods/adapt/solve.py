@@ -16,14 +16,14 @@ support rows, W classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from apportion.errors import InfeasibleError
-from apportion.methods.adapt.clock import Clock
+from apportion.methods.adapt.clock import Clock, Sizes
 from apportion.methods.adapt.family import Family
 
 NUM_STEPS = 12
@@ -49,12 +49,18 @@ def solve(
     value_L: Tensor | None = None,
     *,
     num_steps: int = NUM_STEPS,
+    only_better: bool = False,
+    within: Sizes | None = None,
 ) -> Solved:
     """Sizes for a mixture and a budget.
 
     Args:
         clock: the device, which need not be one that was trained for.
         value_L: what a bit more of every module is worth; without it fractions are not priced anew.
+        num_steps: of pricing them anew.
+        only_better: leave the policy's fractions where these steps do not raise the objective of eq. A10.
+        within: sizes of a larger budget, which none of these may exceed: then the smaller network is a part of the
+            larger one.
 
     Raises:
         InfeasibleError: the budget is under the bound of the smallest network.
@@ -67,11 +73,42 @@ def solve(
         )
     rho = min(1.0, budget_ms / clock.whole_ms)
     depth = family.depth(rho)
-    sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=depth, num_steps=num_steps)
-    if sizes is None:
-        sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, num_steps=num_steps)
+    for at in (depth, None):
+        sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=at, num_steps=num_steps, within=within)
+        if sizes is not None:
+            break
     assert sizes is not None  # with all modules free, the smallest network keeps the budget
+    if only_better and num_steps and value_L is not None:
+        plain = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=at, within=within)
+        if plain is not None:
+            sizes = max((plain, sizes), key=lambda one: objective(family, alpha_M, budget_ms, clock, value_L, one))
     return Solved(alpha_M, sizes, clock.predict_ms(sizes), clock.upper_ms(sizes))
+
+
+def smallest(alpha_M: Tensor, clock: Clock) -> Solved:
+    """The smallest network, which keeps a budget if any does."""
+    sizes = {module.name: module.sizes()[0] for module in clock.parts.partition}
+    return Solved(alpha_M, sizes, clock.predict_ms(sizes), clock.upper_ms(sizes))
+
+
+def ladder(
+    family: Family, alpha_M: Tensor, budgets_ms: Sequence[float], clock: Clock, value_L: Tensor | None = None
+) -> list[Solved]:
+    """Networks for several budgets, each a part of those for larger ones; in the order of the budgets."""
+    found: dict[float, Solved] = {}
+    within: Sizes | None = None
+    for budget_ms in sorted(set(budgets_ms), reverse=True):
+        found[budget_ms] = solve(family, alpha_M, budget_ms, clock, value_L, num_steps=0, within=within)
+        within = found[budget_ms].sizes
+    return [found[budget_ms] for budget_ms in budgets_ms]
+
+
+def objective(family: Family, alpha_M: Tensor, budget_ms: float, clock: Clock, value_L: Tensor, sizes: Sizes) -> float:
+    """Eq. A10 at real sizes, with the policy's fractions for the budget."""
+    known = clock.name if clock.name in family.clocks else next(iter(family.clocks))
+    with torch.no_grad():
+        path_L = along_path(family, alpha_M, clock, budget_ms, known)
+    return _objective(clock, sizes, (value_L * path_L).tolist(), path_L.tolist())
 
 
 def sizes_at(
@@ -83,6 +120,7 @@ def sizes_at(
     *,
     depth: tuple[int, ...] | None = None,
     num_steps: int = 0,
+    within: Sizes | None = None,
 ) -> dict[str, int] | None:
     """Sizes that keep a budget, at a depth, or as deep as the policy says; None if they can't at that depth."""
     known = clock.name if clock.name in family.clocks else next(iter(family.clocks))
@@ -94,7 +132,7 @@ def sizes_at(
         fraction_L = reprice(clock, path_L, value_L, min(1.0, budget_ms / clock.whole_ms), num_steps)
         fraction_L[list(held)] = path_L[list(held)]
     worth_L = fraction_L if value_L is None else value_L * fraction_L
-    sizes = round_to_budget(clock, fraction_L, worth_L, budget_ms, held)
+    sizes = round_to_budget(clock, fraction_L, worth_L, budget_ms, held, within)
     return sizes if clock.upper_ms(sizes) <= budget_ms else None
 
 
@@ -158,28 +196,47 @@ def reprice(clock: Clock, fraction_L: Tensor, value_L: Tensor, rho: float, num_s
 
 
 def round_to_budget(
-    clock: Clock, fraction_L: Tensor, worth_L: Tensor, budget_ms: float, held: Collection[int] = ()
+    clock: Clock,
+    fraction_L: Tensor,
+    worth_L: Tensor,
+    budget_ms: float,
+    held: Collection[int] = (),
+    within: Sizes | None = None,
 ) -> dict[str, int]:
     """Sizes on the grid whose bound keeps the budget: rounded, then one step at a time down until it holds, then up.
 
     A step down is taken where it loses least worth for its time, a step up where it wins most; ``worth`` is the factor
     of the logarithm in eq. A10. Blocks are few and a step of them is large, so both roundings of theirs are tried.
-    Modules at the places ``held`` stay; then the bound may be left over the budget.
+    Modules at the places ``held`` stay; then the bound may be left over the budget. No size exceeds that in ``within``.
     """
-    modules = list(clock.parts.partition)
+    modules, grids = list(clock.parts.partition), _grids(clock, within)
     down, up = [], []
     for place, (module, fraction) in enumerate(zip(modules, fraction_L.tolist(), strict=True)):
-        grid, wanted = module.sizes(), fraction * module.num_units
+        grid, wanted = grids[place], fraction * module.num_units
         down.append(max((i for i, size in enumerate(grid) if size <= wanted + 1e-3), default=0))
         up.append(min(down[-1] + 1, len(grid) - 1) if module.blocks and place not in held else down[-1])
     worth = worth_L.tolist()
-    found = [_fit(clock, start, worth, budget_ms, held) for start in ([down, up] if up != down else [down])]
+    found = [_fit(clock, grids, start, worth, budget_ms, held) for start in ([down, up] if up != down else [down])]
     return max(found, key=lambda sizes: _objective(clock, sizes, worth, fraction_L.tolist()))
 
 
-def _fit(clock: Clock, place: list[int], worth: list[float], budget_ms: float, held: Collection[int]) -> dict[str, int]:
+def _grids(clock: Clock, within: Sizes | None) -> list[list[int]]:
+    """The sizes that every module may have."""
+    return [
+        [size for size in module.sizes() if within is None or size <= within[module.name]]
+        for module in clock.parts.partition
+    ]
+
+
+def _fit(
+    clock: Clock,
+    grids: list[list[int]],
+    place: list[int],
+    worth: list[float],
+    budget_ms: float,
+    held: Collection[int],
+) -> dict[str, int]:
     modules = list(clock.parts.partition)
-    grids = [module.sizes() for module in modules]
 
     def at(places: list[int]) -> dict[str, int]:
         return {m.name: grid[i] for m, grid, i in zip(modules, grids, places, strict=True)}
@@ -222,14 +279,15 @@ def _objective(clock: Clock, sizes: Mapping[str, int], worth: list[float], wante
 
 
 def refine_mixture(
-    loss: Callable[[Tensor], float], alpha_M: Tensor, *, reach: float = 0.3, rate: float = 2.0
+    loss: Callable[[Tensor], float], alpha_M: Tensor, *, num_steps: int = 1, reach: float = 0.3, rate: float = 2.0
 ) -> tuple[Tensor, int]:
-    r"""One exponentiated step on the mixture by values of the support loss alone (eq. A11).
+    r"""Exponentiated steps on the mixture by values of the support loss alone (eq. A11).
 
     .. math:: g_m = \frac{\ell\big((1 - t)\alpha + t e_m\big) - \ell(\alpha)}{t}, \qquad
         \alpha_m \leftarrow \alpha_m e^{-\eta g_m} \big/ \textstyle\sum_n \alpha_n e^{-\eta g_n}
 
-    ``reach`` is :math:`t`, ``rate`` :math:`\eta`. The step is taken only where it lowers the loss.
+    ``reach`` is :math:`t`, ``rate`` :math:`\eta`. A step is taken only where it lowers the loss; the first that
+    does not is the last.
 
     Returns:
         The mixture, and how many times the loss was asked for.
@@ -237,9 +295,12 @@ def refine_mixture(
     num_experts = len(alpha_M)
     if num_experts == 1:
         return alpha_M, 0
-    here = loss(alpha_M)
-    corners_MM = torch.eye(num_experts)
-    slope_M = torch.tensor([(loss((1 - reach) * alpha_M + reach * e_M) - here) / reach for e_M in corners_MM])
-    moved_M = (alpha_M.clamp_min(1e-6).log() - rate * slope_M).softmax(-1)
-    better = loss(moved_M) < here
-    return (moved_M if better else alpha_M), num_experts + 2
+    here, asked, corners_MM = loss(alpha_M), 1, torch.eye(num_experts)
+    for _ in range(num_steps):
+        slope_M = torch.tensor([(loss((1 - reach) * alpha_M + reach * e_M) - here) / reach for e_M in corners_MM])
+        moved_M = (alpha_M.clamp_min(1e-6).log() - rate * slope_M).softmax(-1)
+        there, asked = loss(moved_M), asked + num_experts + 1
+        if there >= here:
+            break
+        alpha_M, here = moved_M, there
+    return alpha_M, asked

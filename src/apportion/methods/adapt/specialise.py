@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save
+from scipy.special import stdtrit
 from torch import Tensor
 from torch.nn import functional
 
@@ -26,34 +26,20 @@ from apportion.device.measure import Candidate, Session, measure
 from apportion.device.measure import Shape as InputShape
 from apportion.device.probe import int8_twin, working_target
 from apportion.device.target import machine
-from apportion.errors import ApportionError, BudgetError, DataError
+from apportion.errors import ApportionError, BudgetError, InfeasibleError
 from apportion.methods.adapt.adapt import Learned, read_learned
 from apportion.methods.adapt.clock import Clock
 from apportion.methods.adapt.folder import AdaptFolder, SpecialFolder
-from apportion.methods.adapt.pool import read_pool
-from apportion.methods.adapt.solve import refine_mixture, solve
+from apportion.methods.adapt.make import CONFIDENCE, Made, Wish, as_run, make
 from apportion.models.load import load
-from apportion.models.network import Network, read_out
-from apportion.models.quantise import simulate
+from apportion.models.network import read_out
 from apportion.models.safefile import folder_digest
 from apportion.models.save import save as save_network
 from apportion.numerics.stats import normal_quantile
-from apportion.tasks.batches import Examples
-from apportion.tasks.domain import Domain
-from apportion.tasks.heads import Cosine, Head, Logistic, Prototype, class_means, cosines, left_out_means
-from apportion.tasks.shaped import shaped
 from apportion.tasks.support import read_support
 
 MAX_CHECKS = 4
-CONFIDENCE = 0.95
-Z = normal_quantile(CONFIDENCE)
 WHOLE, MADE = "whole", "made"
-PRECISIONS = ("auto", "fp32", "int8")
-HEADS: Mapping[str, Callable[[float], Head]] = {
-    "cosine": lambda scale: Cosine(scale=scale),
-    "prototype": lambda scale: Prototype(scale=scale),
-    "linear": lambda scale: Logistic(),
-}
 
 
 def specialise(
@@ -68,6 +54,9 @@ def specialise(
     head: str = "cosine",
     refine: bool = False,
     risk: float = 0.0,
+    averse: float = 0.0,
+    steps: int | None = None,
+    confidence: float = CONFIDENCE,
     precision: str = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -77,53 +66,70 @@ def specialise(
         support: labelled examples, as a file, a folder or a domain.
         budget: one limit on latency, such as ``6ms`` or ``30%``.
         target: one that was trained for; another with ``profile``, a file that calibrate wrote for it.
-        verify: measure in fresh processes, and step down while the budget is not kept at 95 % confidence.
+        verify: measure in fresh processes, and step down while the budget is not surely kept; under the bound of the
+            smallest network, measure that.
         head: what classifies features: class means by ``cosine`` or distance (``prototype``), or ``linear``, fitted.
         refine: one step on the mixture by the examples' losses, for as many forward passes as experts and two.
         risk: weight of the variance of the examples' losses in that step; above zero it is taken.
+        averse: weight of the loss's spread over mixtures that the examples leave possible; above zero the mixture, the
+            even one and their middle are compared by it.
+        steps: of the solver, on the mixture by the examples' losses and on sizes by their worth, each kept only if it
+            is no worse; without it sizes are priced anew on devices that were not trained for alone.
+        confidence: with which the budget is to be kept, by the cost model's bound and by the measurement. Above what
+            the bound was calibrated for only the measurement speaks for it.
         precision: ``fp32``, ``int8``, or ``auto``: int8 where the run has priced it on this target and the budget is
             under the whole network in float, since more of the network then fits.
 
     Raises:
-        InfeasibleError: the budget is under the floor.
+        InfeasibleError: the budget is under the floor, measured, or without ``verify`` the bound of it.
     """
-    if precision not in PRECISIONS:
-        raise DataError(f"precision {precision!r} is not known; possible are {', '.join(PRECISIONS)}")
-    if not 0 <= risk < float("inf"):
-        raise DataError(f"risk {risk:g} is not possible; give 0 or more")
-    if head not in HEADS:
-        raise DataError(f"head {head!r} is not known; possible are {', '.join(HEADS)}")
+    wish = Wish(
+        head=head,
+        refine=refine,
+        risk=risk,
+        averse=averse,
+        steps=steps,
+        confidence=confidence,
+        precision=precision,
+    )
     progress = progress or Silent()
     folder = SpecialFolder(out)
     domain = read_support(support)
     with progress.stage("load the run"):
         learned = read_learned(run)
         clock = find_clock(learned, target, profile)
+        clock = _as_sure(clock, confidence, verify)
     asked = Budget.parse(budget)
     limit = asked.resolve(dict.fromkeys(asked.keys, clock.profile.baseline)).limits
     if len(limit) != 1 or limit[0].quantity != "latency" or limit[0].target not in (None, clock.name):
         raise BudgetError(f"budget {budget!r} is not one latency on {clock.name}; write it like 6ms or 30%")
     limit_ms = limit[0].value
-    ticking = int8_clock(learned, clock, run, precision, limit_ms) or clock
-    int8 = ticking is not clock
-    asking = {"run": str(run), "support": support, "budget": budget, "target": clock.name, "precision": precision}
-    folder.start({**asking, "head": head, "risk": risk, "refine": refine})
-    aimed_ms, session, made = limit_ms, None, None
+    in_int8 = int8_clock(learned, clock, run, precision, limit_ms)
+    ticking = clock if in_int8 is None else _as_sure(in_int8, confidence, verify)  # what sizes are chosen by
+    asking = {"run": str(run), "support": support, "budget": budget, "target": clock.name}
+    folder.start({**asking, **asdict(wish)})
+    aimed_ms, session, made, least = limit_ms, None, None, verify and limit_ms < ticking.floor_ms()
     for _ in range(MAX_CHECKS):
         with progress.stage("adapt to the support set"):
-            made = _make(learned, ticking, domain, aimed_ms, HEADS[head], refine or risk > 0, risk, int8=int8)
+            made = make(learned, ticking, domain, aimed_ms, wish, least=least, int8=in_int8 is not None)
         save_network(made.network, folder.model)
-        _write_head(folder, made)
         if not verify:
             break
         with progress.stage("measure in fresh processes"):
-            session = measure_pair(learned.config.model, folder.model, clock.name, clock.profile.shape, int8=int8)
+            session = _measured(learned, folder, clock.name, clock.profile.shape)
         ratio = session.ratio(MADE, WHOLE)
-        surely_ms = (ratio.value + Z * ratio.stderr) * clock.whole_ms
+        surely_ms = (ratio.value + z_of(confidence, session) * ratio.stderr) * clock.whole_ms
         if surely_ms <= limit_ms:
             break
+        if least:
+            shutil.rmtree(folder.model)
+            raise InfeasibleError(
+                f"budget {limit_ms:.3g} ms is under the measured floor of {surely_ms:.3g} ms on {clock.name} (the "
+                f"smallest network, at {confidence:.0%} confidence); raise the budget"
+            )
         aimed_ms = max(ticking.floor_ms(), 0.98 * aimed_ms * limit_ms / surely_ms)
     assert made is not None
+    _write_head(folder, made)
     result: dict[str, Any] = {
         "budget": budget,
         "limits": {"latency": limit_ms},
@@ -134,6 +140,10 @@ def specialise(
         "precision": made.network.precision,
         "sizes": made.sizes,
         "mixture": made.alpha,
+        "mixture_std": [round(float(std), 4) for std in made.posterior.std_M],
+        "mixture_precision": made.posterior.precision,
+        "confidence": confidence,
+        "bound_confidence": ticking.confidence,
         "predicted_ms": made.predicted_ms,
         "upper_ms": made.upper_ms,
         "support_accuracy": made.accuracy,
@@ -143,7 +153,7 @@ def specialise(
         "run": str(out),
     }
     if session is not None:
-        certificate = _certify(asked, clock, session, folder, made)
+        certificate = _certify(asked, clock, session, folder, made, confidence)
         folder.write("certificate.json", certificate.to_json())
         measured = next(iter(certificate.measured.values()))
         result |= {"measured_ms": measured.value, "utilisation": measured.value / limit_ms, "met": certificate.met}
@@ -183,115 +193,20 @@ def int8_clock(learned: Learned, clock: Clock, run: Path, precision: str, limit_
     return Clock.of(Profile.load(path), Parts.of(learned.family.network, learned.family.partition))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Made:
-    """A specialised network with its head, and what making it took."""
-
-    network: Network
-    weight_FW: Tensor
-    bias_W: Tensor
-    classes: tuple[str, ...]
-    num_examples: int
-    sizes: dict[str, int]
-    alpha: list[float]
-    predicted_ms: float
-    upper_ms: float
-    accuracy: float
-    seconds: dict[str, float]
+def _as_sure(clock: Clock, confidence: float, verify: bool) -> Clock:
+    """With a bound for the confidence asked for, or where a measurement follows for as much of it as there is."""
+    return clock.at(min(confidence, clock.confidence) if verify else confidence)
 
 
-def _make(
-    learned: Learned,
-    clock: Clock,
-    domain: Domain,
-    budget_ms: float,
-    head: Callable[[float], Head],
-    refine: bool,
-    risk: float,
-    *,
-    int8: bool,
-) -> _Made:
-    family, began = learned.family, time.perf_counter()
-    rho = min(1.0, budget_ms / clock.whole_ms)
-    pool = read_pool(family.network, domain)
-    rows = np.arange(len(domain))
-    inputs, label_S = pool.at(rows), torch.from_numpy(domain.label_N)
-    ways, read = len(domain.classes), time.perf_counter()
-    with torch.no_grad():
-        frozen_SF = read_out(family.network, inputs).float()
-        encoded = time.perf_counter()
-        known = clock.name if clock.name in family.clocks else next(iter(family.clocks))
-        alpha_M = family.plan(class_means(frozen_SF, label_S, ways), rho, known).alpha_M
-        value_L = learned.values(rho)
-    # on a device that was trained for the policy's fractions stand; another one prices them anew
-    num_steps = 0 if clock.name in family.clocks else 12
-    solved = solve(family, alpha_M, budget_ms, clock, value_L, num_steps=num_steps)
-    keep_G = family.keep_of(solved.sizes)
-    scale = float(family.log_scale.detach().exp())
-
-    def loss(mixture_M: Tensor) -> float:
-        with torch.no_grad():
-            feature_SF = family.embed(inputs, family.gates(mixture_M), keep_G).float()
-            return left_out_loss(feature_SF, label_S, ways, scale, risk)
-
-    begun = time.perf_counter()
-    num_passes = 0
-    if refine:
-        alpha_M, num_passes = refine_mixture(loss, alpha_M)
-    refined = time.perf_counter()
-    network = family.sliced(alpha_M, solved.sizes)
-    if int8:
-        network = network.replace(calibration=tuple(shaped(Examples((inputs,), domain.name), network)))
-    sliced = time.perf_counter()
-    with torch.no_grad():
-        feature_SF = functional.normalize(read_out(as_run(network), inputs).float(), dim=-1)
-        weight_FW, bias_W = head(scale).linear(feature_SF, label_S, ways)
-    return _Made(
-        network=network,
-        weight_FW=weight_FW,
-        bias_W=bias_W,
-        classes=domain.classes,
-        num_examples=len(domain),
-        sizes=solved.sizes,
-        alpha=[round(float(a), 4) for a in alpha_M],
-        predicted_ms=solved.predicted_ms,
-        upper_ms=solved.upper_ms,
-        accuracy=float(((feature_SF @ weight_FW + bias_W).argmax(-1) == label_S).float().mean()),
-        seconds={
-            "read": read - began,
-            "encode": encoded - read,
-            "solve": begun - encoded,
-            "refine": refined - begun,
-            "slice": sliced - refined,
-            "total": time.perf_counter() - began,
-            "passes": float(num_passes + 2),
-        },
-    )
-
-
-def left_out_loss(feature_SF: Tensor, label_S: Tensor, ways: int, scale: float, risk: float = 0.0) -> float:
-    r"""Mean loss of every example against class means without it, plus its variance times a risk weight (eq. A14).
-
-    .. math:: \hat\ell = \mathrm{mean}_i\, \ell_i + \rho\, \mathrm{var}_i\, \ell_i
-
-    A class of one example keeps it in its mean.
-    """
-    cosine_SW = cosines(feature_SF, class_means(feature_SF, label_S, ways))
-    own_S = functional.cosine_similarity(feature_SF, left_out_means(feature_SF, label_S, ways), dim=-1)
-    cosine_SW = cosine_SW.scatter(1, label_S[:, None], own_S[:, None])
-    loss_S = functional.cross_entropy(scale * cosine_SW, label_S, reduction="none")
-    return float(loss_S.mean() + risk * loss_S.var(correction=0))
-
-
-def _write_head(folder: SpecialFolder, made: _Made) -> None:
+def _write_head(folder: SpecialFolder, made: Made) -> None:
     tensors = {"weight_FW": made.weight_FW.contiguous(), "bias_W": made.bias_W.contiguous()}
     write_whole(folder.head, save(tensors))
     folder.write("classes.json", {"classes": list(made.classes)})
 
 
-def as_run(network: Network) -> Network:
-    """What the runtime computes: int8 is simulated."""
-    return simulate(network) if network.precision == "int8" else network
+def _measured(learned: Learned, folder: SpecialFolder, target: str, shape: InputShape) -> Session:
+    int8 = load(str(folder.model)).precision == "int8"
+    return measure_pair(learned.config.model, folder.model, target, shape, int8=int8)
 
 
 def measure_pair(whole: str, made: Path, target: str, shape: InputShape, *, int8: bool) -> Session:
@@ -304,7 +219,21 @@ def measure_pair(whole: str, made: Path, target: str, shape: InputShape, *, int8
     return session
 
 
-def _certify(asked: Budget, clock: Clock, session: Session, folder: SpecialFolder, made: _Made) -> Certificate:
+def z_of(confidence: float, session: Session) -> float:
+    r"""Standard errors that a budget must stand above a measurement to be kept with a confidence (eq. A20).
+
+    .. math:: z = z_{0.95} \, t_{c, n - 1} / t_{0.95, n - 1}
+
+    Standard errors of few processes are widened so that normal quantiles apply at 95 % (eq. S3); this takes them to
+    another confidence :math:`c`, :math:`n` processes.
+    """
+    degrees = max(1, min(len(timings) for timings in session.timings.values()) - 1)
+    return normal_quantile(CONFIDENCE) * float(stdtrit(degrees, confidence) / stdtrit(degrees, CONFIDENCE))
+
+
+def _certify(
+    asked: Budget, clock: Clock, session: Session, folder: SpecialFolder, made: Made, confidence: float
+) -> Certificate:
     ratio = session.ratio(MADE, WHOLE)
     whole = clock.whole_ms
     measured = Reading(value=ratio.value * whole, unit="ms", stderr=ratio.stderr * whole, count=ratio.count)
@@ -320,8 +249,8 @@ def _certify(asked: Budget, clock: Clock, session: Session, folder: SpecialFolde
         target=clock.name,
         conditions={"machine": machine(), **session.conditions, "shape": vars(clock.profile.shape)},
         measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        confidence=CONFIDENCE,
-        z=Z,
+        confidence=confidence,
+        z=z_of(confidence, session),
     )
 
 
@@ -348,14 +277,13 @@ def verify_specialised(path: Path, progress: Progress | None = None) -> dict[str
     """Measures a specialised model again, beside the whole network; ``met`` says whether it keeps its promise."""
     folder = SpecialFolder(path)
     certificate = folder.certificate()
-    asked = folder.asked({"run", "support", "budget", "target", "head", "risk", "refine", "precision"})
+    asked = folder.config()
     if not folder.model.is_dir() or folder_digest(folder.model) != certificate.artefact:
         raise ApportionError(f"{folder.model} is not the model that was certified; specialise again")
     learned = read_learned(Path(asked["run"]))
     with (progress or Silent()).stage("measure in fresh processes"):
         shape = InputShape(**certificate.conditions["shape"])
-        int8 = load(str(folder.model)).precision == "int8"
-        session = measure_pair(learned.config.model, folder.model, certificate.target, shape, int8=int8)
+        session = _measured(learned, folder, certificate.target, shape)
     ratio, whole = session.ratio(MADE, WHOLE), next(iter(certificate.baseline.values())).value
     measured = Reading(value=ratio.value * whole, unit="ms", stderr=ratio.stderr * whole, count=ratio.count)
     limits = {limit.key: limit.value for limit in certificate.budget.limits}

@@ -28,6 +28,7 @@ from apportion.errors import DataError
 from apportion.methods.adapt.depth import Depth, balanced_depths, every_depth, nested_depths, sizes_by_depth
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
 from apportion.methods.adapt.family import UNSETTLED, Family, Plan
+from apportion.methods.adapt.masked import PRECISIONS, Pass
 from apportion.methods.adapt.pool import Pool
 from apportion.methods.adapt.solve import along_path
 from apportion.methods.adapt.variation import varied
@@ -52,8 +53,11 @@ class TrainConfig:
     ``vary`` is the share of episodes whose images are all changed in one way (``variation``).
     ``even`` pulls mixtures towards even ones, so that no expert is left to the tasks of a few domains alone.
 
-    ``gains`` and ``window`` are those of ``Multipliers``; damping after a window with slack makes budgets break on
-    average (``benchmarks/adapt_theory``), so it is off.
+    ``gains`` (proportional and integral), ``window`` and ``damping`` are those of ``Multipliers``; damping after a
+    window with slack makes budgets break on average (``benchmarks/adapt_theory``), so the window is 0, which is never.
+
+    With ``precision`` ``bf16`` the network's products are in half the bits; losses and the small networks stay in fp32.
+    With ``checkpoint`` blocks run again for their slopes, which saves memory and takes more time.
 
     Without ``slices`` the whole network alone is trained; ``settle`` is the share of the steps after which depths are
     settled. ``capacity`` is the most that the open delta gates may be of the groups kept; ``objective`` with ``beta``
@@ -80,6 +84,9 @@ class TrainConfig:
     max_price: float = 20.0
     gains: tuple[float, float] = (0.0, 1.0)
     window: int = 0
+    damping: float = 0.5
+    precision: str = "fp32"
+    checkpoint: bool = False
     objective: str = "mean"
     beta: float = 0.7
     warmup: int = 100
@@ -93,6 +100,15 @@ class TrainConfig:
             )
         if self.objective not in OBJECTIVES:
             raise DataError(f"objective {self.objective!r} is not known; possible are {', '.join(OBJECTIVES)}")
+        if self.precision not in PRECISIONS:
+            raise DataError(f"precision {self.precision!r} is not known; possible are {', '.join(PRECISIONS)}")
+        if len(self.gains) != 2 or not all(0 <= gain < math.inf for gain in self.gains) or not any(self.gains):
+            raise DataError(f"gains {self.gains} are not possible; give two of 0 or more, one above 0, such as 0.5,1")
+        if self.window < 0 or not 0 <= self.damping < 1:
+            raise DataError(
+                f"a window of {self.window} and a damping of {self.damping:g} are not possible; give a window of 0 "
+                "(off) or more, and a damping from 0 (prices start anew) to less than 1"
+            )
         for name in ("vary", "settle"):
             if not 0 <= getattr(self, name) <= 1:
                 raise DataError(f"{name} {getattr(self, name):g} is not a share; give one from 0 to 1")
@@ -105,13 +121,14 @@ class Trainer:
 
     def __init__(self, family: Family, pools: Mapping[str, Pool], sampler: Sampler, config: TrainConfig) -> None:
         self.family, self.pools, self.sampler, self.config = family, pools, sampler, config
-        self.names = tuple(family.clocks)
+        self.names, self.how = tuple(family.clocks), Pass(config.precision, config.checkpoint)
         shape = (len(self.names), NUM_BINS)
         rates: dict[str, Any] = {
             "rate": config.price_rate,
             "limit": config.max_price,
             "pi": config.gains,
             "window": config.window,
+            "damping": config.damping,
         }
         self.nu = Multipliers((1,), **rates)
         rates["rate"] *= max(1.0, len(self.names) * NUM_BINS / config.episodes)  # each is seen once in so many steps
@@ -121,16 +138,16 @@ class Trainer:
         domains = [domain.name for domain in sampler.domains]
         self.group = GroupWeights(len(domains), rate=0.05)
         self.group_of = {name: place for place, name in enumerate(domains)}
-        large = [parameter for name, parameter in family.named_parameters() if name.startswith("stacks.")]
+        large = [bundle.delta for bundle in family.bundles]
         small = [p for name, p in family.named_parameters() if not name.startswith("stacks.") and p.requires_grad]
-        self.optimiser = torch.optim.AdamW(
-            [
-                {"params": large, "lr": config.rate, "weight_decay": config.weight_decay, "base": config.rate},
-                {"params": small, "lr": config.small_rate, "weight_decay": 0.0, "base": config.small_rate},
-            ],
-            betas=(0.9, 0.98),
-        )
-        self.large, self.small = large, small
+        each = [bundle.gate_logit for bundle in family.bundles if bundle.gate_logit is not None]
+        slow = {"lr": config.rate, "weight_decay": config.weight_decay, "base": config.rate}
+        fast = {"lr": config.small_rate, "weight_decay": 0.0, "base": config.small_rate}
+        sets: list[dict[str, Any]] = [{"params": large, **slow}, {"params": small, **fast}]
+        if each:  # of millions of gates each has a slope so small that Adam's usual eps would hide it
+            sets.append({"params": each, **fast, "eps": 1e-15})
+        self.optimiser = torch.optim.AdamW(sets, betas=(0.9, 0.98))
+        self.large, self.small = large, [*small, *each]
         self.settles = config.slices and family.config.allocation != "fixed"
         self.num_settle = min(int(config.settle * config.steps), config.steps - 1)
 
@@ -172,7 +189,7 @@ class Trainer:
         label_Q = torch.from_numpy(episode.query.label_N).to(pool_device(pool))
         whole = family.plan(mean_WF, 1.0, name)
         ones_G = torch.ones(family.groups.count)
-        whole_NF = episode_features(family, pool, episode, family.gates(whole.alpha_M, generator), ones_G)
+        whole_NF = episode_features(family, pool, episode, family.gates(whole.alpha_M, generator), ones_G, self.how)
         whole_QW = logits(family, episode, whole_NF)
         plan = family.plan(mean_WF, rho, name)
         wanted_L = self._wanted(plan, rho, name)
@@ -180,7 +197,7 @@ class Trainer:
             wanted_L.requires_grad_(True)
         wanted_L.retain_grad()
         keep_G = family.keep(wanted_L, generator) if config.slices else ones_G
-        slice_NF = episode_features(family, pool, episode, family.gates(plan.alpha_M, generator), keep_G)
+        slice_NF = episode_features(family, pool, episode, family.gates(plan.alpha_M, generator), keep_G, self.how)
         slice_QW = logits(family, episode, slice_NF)
         loss = functional.cross_entropy(slice_QW, label_Q)
         learned = self._unlike(episode, slice_NF, whole_NF.detach())
@@ -276,7 +293,7 @@ class Trainer:
 
     def _lost(self, pool: Pool, episode: Episode, alpha_M: Tensor, keep_G: Tensor) -> float:
         """The loss of an episode's queries by a slice."""
-        feature_NF = episode_features(self.family, pool, episode, self.family.gates(alpha_M), keep_G)
+        feature_NF = episode_features(self.family, pool, episode, self.family.gates(alpha_M), keep_G, self.how)
         label_Q = torch.from_numpy(episode.query.label_N).to(feature_NF.device)
         return float(functional.cross_entropy(logits(self.family, episode, feature_NF), label_Q))
 
@@ -314,6 +331,7 @@ class Trainer:
         v = np.array([run.v_L.detach().numpy() for run in runs])
         mu = np.array([self.mu.values[run.index] for run in runs])
         lam = np.array([self.lam.values[run.index] for run in runs])
+        over, nu = open_share - self.config.capacity, float(self.nu.values[0])
         return {
             "step": number,
             "loss": round(float(np.mean([run.slice_loss for run in runs])), 4),
@@ -322,11 +340,12 @@ class Trainer:
             "u": round(float(u.mean()), 4),
             "mu": round(float(mu.mean()), 4),
             "lambda": round(float(lam.mean()), 5),
+            "nu": round(nu, 4),
             "open": round(open_share, 4),
             "kkt": {
                 "stationarity": round(slope + small_slope, 4),
-                "feasibility": round(float(max(u.max(), v.max(), 0.0)), 4),
-                "complementarity": round(float(max(abs(mu * u).max(), abs(lam * v).max())), 4),
+                "feasibility": round(float(max(u.max(), v.max(), over, 0.0)), 4),
+                "complementarity": round(float(max(abs(mu * u).max(), abs(lam * v).max(), abs(nu * over))), 4),
             },
         }
 

@@ -55,11 +55,11 @@ def test_copies_of_the_whole_are_averaged_in_every_process():
     assert made[0].stderr_ms == pytest.approx(0.01 / 3**0.5)
 
 
-def test_a_sweep_is_kept_with_its_drift():
-    swept = Swept({0: Sample({"a": 0.5}, 1.0)}, {}, Reading(value=2.0, unit="ms"), 0.01)
+def test_a_sweep_is_kept_with_its_drift_and_conditions():
+    swept = Swept({0: Sample({"a": 0.5}, 1.0)}, {}, Reading(value=2.0, unit="ms"), 0.01, {"disturbed": "busy"})
     assert Swept.from_json(swept.to_json()) == swept
-    old = {name: value for name, value in swept.to_json().items() if name != "drift"}
-    assert Swept.from_json(old).drift == 0.0
+    old = {name: value for name, value in swept.to_json().items() if name not in ("drift", "conditions")}
+    assert (Swept.from_json(old).drift, Swept.from_json(old).conditions) == (0.0, {})
 
 
 def test_a_sweep_that_was_stopped_measures_only_what_it_had_not(tmp_path, monkeypatch):

@@ -98,11 +98,14 @@ def test_a_profile_is_made_audited_corrected_and_planned_with(apportion, told, t
     assert made["baseline"]["value"] > made["floor_ms"] > 0
     assert all(price >= 0 for price in made["prices_ms"].values())
     profile = Profile.load(tmp_path / "p.json")
+    assert made["conditions"] == profile.conditions
+    assert profile.conditions["disturbed"] in (None, "busy", "noisy")
     assert profile.cost.monotone
     assert profile.cost.bound.finite
     found = apportion.json("audit", "p.json", "--model", CNN, "--count", 8, "--plot", "plot.html")
     assert found["exit"] == 0
     assert found["count"] == 8
+    assert found["conditions"]["processes"] >= 4
     assert 0 <= found["coverage"] <= 1
     assert found["baseline_then"] == made["baseline"]
     assert found["baseline_ratio"] == pytest.approx(found["baseline_now"]["value"] / made["baseline"]["value"])

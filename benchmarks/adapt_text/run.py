@@ -1,12 +1,15 @@
 """Does budgeted few-shot adaptation beat its baselines at equal measured latency, and do its budgets hold?
 
     .venv/bin/python benchmarks/adapt_text/run.py [--suite text] [--trained FILE] [--measure] [--int8] [--promises RUN]
+        [--plots] [--quick]
 
 Methods are trained and judged by ``train.py`` and ``judge.py`` on a CUDA machine, which leave accuracies and the sizes
 chosen for every target and budget (``results/trained.jsonl.gz``). Then, here: ``--measure`` measures these sizes beside
 the whole network (``results/measured.json``), ``--int8`` judges and measures the whole frozen network in int8
 (``results/int8.json``), and ``--promises`` specialises ten models of an assembled run at random budgets and verifies
-each in fresh processes (``results/promises.json``). Without them what is saved is printed.
+each in fresh processes (``results/promises.json``). Without them what is saved is printed. ``--plots`` draws shadow
+prices and frontiers from it (``results/*.svg``). ``--quick`` needs nothing saved: it trains ours and a baseline of one
+gate for a few steps on this machine and judges and measures both, in minutes on two cores.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from cells import Cells
 from int8 import judge_int8
+from plots import frontier_svg, prices_svg
 from promises import keep_promises
+from quick import run_quick
 from suite import SUITES
 from tables import print_tables
 
@@ -42,10 +48,15 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true", help="measure the sizes again")
     parser.add_argument("--int8", action="store_true", help="judge and measure the whole network in int8 again")
     parser.add_argument("--promises", type=Path, metavar="RUN", help="specialise and verify ten models of this run")
+    parser.add_argument("--plots", action="store_true", help="draw shadow prices and frontiers")
+    parser.add_argument("--quick", action="store_true", help="train, judge and measure a little, here")
     args = parser.parse_args()
     model, folder = SUITES[args.suite][0], Path(__file__).parents[1] / FOLDERS[args.suite]
     summary, results = Summary(folder), folder / "results"
     results.mkdir(exist_ok=True)
+    if args.quick:
+        summary.write(run_quick(args.suite), packages=("torch", "onnxruntime"), quick=True)
+        return
     trained = results / "trained.jsonl.gz"
     if args.trained is not None:
         trained.write_bytes(gzip.compress(args.trained.read_bytes(), mtime=0))
@@ -63,8 +74,20 @@ def main() -> None:
         found[name] = json.loads(path.read_text()) if path.is_file() else {}
     figures = print_tables(methods, found["measured"], found["int8"], found["promises"])
     trained_on = {"device": methods["ours"]["device"], "torch": methods["ours"]["torch"]}
-    summary.write(figures, packages=("torch", "onnxruntime", "openvino"), trained_on=trained_on)
+    before = {} if args.measure else measured_at(results / "summary.json")
+    summary.write(figures, packages=("torch", "onnxruntime", "openvino"), trained_on=trained_on, **before)
     print("\n" + json.dumps(figures, indent=1))
+    if args.plots:
+        title = f"adapt_{args.suite}: shadow prices of ours"
+        (results / "prices.svg").write_text(prices_svg(methods["ours"], title))
+        title = f"adapt_{args.suite}: accuracy over measured latency, mean of targets"
+        (results / "frontier.svg").write_text(frontier_svg(Cells.of(methods, found["measured"]), title))
+
+
+def measured_at(path: Path) -> dict:
+    """Commit, machine, versions and time of the run that measured, which stay when it is only printed again."""
+    told = json.loads(path.read_text()) if path.is_file() else {}
+    return {name: told[name] for name in ("commit", "machine", "versions", "seconds") if name in told}
 
 
 def read_methods(path: Path) -> dict[str, dict]:

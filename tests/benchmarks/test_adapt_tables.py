@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import xml.etree.ElementTree
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ TARGETS, BUDGETS = ("a", "b"), (0.2, 0.4, 0.8)
 @pytest.fixture
 def bench(monkeypatch):
     monkeypatch.syspath_prepend("benchmarks/adapt_text")
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in ("cells", "figures", "tables")})
+    return SimpleNamespace(**{name: importlib.import_module(name) for name in ("cells", "figures", "plots", "tables")})
 
 
 def method(accuracy, sizes, targets=TARGETS):
@@ -99,3 +100,20 @@ def test_tables_and_figures_follow_the_files(bench, capsys, known):
     assert figures["frontier_wins_tight"] == (1.0 if known else 0.0)
     assert figures["feasibility_gap"] == (0.0 if known else None)
     assert figures["frontier_wins_tight_at_budget"] == 1.0
+
+
+def test_pictures_are_whole_and_name_what_they_show(bench):
+    shape = [len(TARGETS), 4]
+    state = {
+        "mu": {"shape": shape, "values": list(range(8))},
+        "lambda": {"shape": [*shape, 2], "values": [0.0] * 16},  # no module binds
+        "values": [[0.1, 0.2]] * 4,
+    }
+    ours = {"state": state, "orders": {"layer.0.attention.heads": [], "layer.blocks": []}, "targets": list(TARGETS)}
+    told = xml.etree.ElementTree.tostring(xml.etree.ElementTree.fromstring(bench.plots.prices_svg(ours, "a & b")))
+    assert all(part in told for part in (b"layer.0.heads", b"layer.blocks", b"a &amp; b", b"0.50", b"1.00"))
+    methods = {"ours": method(rising, 0), "other": method(rising, 1)}
+    cells = bench.cells.Cells.of(methods, measured(ours=1.0, other=0.8))
+    root = xml.etree.ElementTree.fromstring(bench.plots.frontier_svg(cells, "frontiers"))
+    dots = root.findall("{http://www.w3.org/2000/svg}circle")
+    assert len(dots) == 2 * 2 * (len(BUDGETS) + 1)  # sides, methods, budgets and the whole

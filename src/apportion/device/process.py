@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 DEFAULT_MEMORY_BYTES = 16 * 2**30
+CHILD = "apportion.device.child"
 _POLL_S = 0.2
 
 
@@ -45,14 +46,20 @@ class Ended:
     culprit: str | None = None
 
 
-def run_child(job: dict[str, Any], environment: dict[str, str], limits: Limits, steps: int = 1) -> Ended:
-    """Runs one job in a fresh process, which may take the time limit for each of its steps."""
+def run_child(
+    job: dict[str, Any], environment: dict[str, str], limits: Limits, steps: int = 1, child: str = CHILD
+) -> Ended:
+    """Runs one job in a fresh process, which may take the time limit for each of its steps.
+
+    Args:
+        child: the module that is run; it reads the job from its standard input and writes to the file ``result`` names.
+    """
     with tempfile.TemporaryDirectory(prefix="apportion-") as scratch:
         result, marker, errors = (Path(scratch) / name for name in ("result.json", "marker", "errors"))
         search = os.pathsep.join(path for path in sys.path if path)  # a factory is found where the parent found it
         with errors.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "apportion.device.child"],
+                [sys.executable, "-m", child],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from apportion.errors import ApportionError, ModelError
-from apportion.methods.adapt.branches import sites_of
+from apportion.methods.adapt.groups import merge_all
 from apportion.methods.adapt.shared import MAX_PLANS, WHOLE_RATIO, SharedTasks, rounded_up
 from apportion.tasks.heads import Cosine, Logistic
 
@@ -22,7 +22,7 @@ def family(tiny, generator):
 
 @pytest.fixture
 def shared(family, generator):
-    with SharedTasks(family) as shared:
+    with SharedTasks.of(family) as shared:
         for number in range(3):
             shared.add(f"task {number}", torch.rand(4, generator=generator).softmax(-1))
         yield shared
@@ -88,18 +88,20 @@ def test_hooks_are_put_on_once_and_sleep_outside_of_calls(tiny, family, inputs):
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     with torch.no_grad():
         plain = module(**inputs).last_hidden_state
-    shared = SharedTasks(family)
+    shared = SharedTasks.of(family)
     shared.add("task", torch.full((4,), 0.25))
+
+    num_layers = 3 * 8  # three blocks of six linear layers and two norms
 
     def num_hooks():
         return sum(len(layer._forward_hooks) for layer in module.modules())
 
-    assert num_hooks() == len(sites_of(family))
+    assert num_hooks() == num_layers
     for _ in range(2):
         shared.embed(inputs, "task")
         with torch.no_grad():
             assert torch.equal(plain, module(**inputs).last_hidden_state)
-    assert num_hooks() == len(sites_of(family))
+    assert num_hooks() == num_layers
     shared.close()
     assert num_hooks() == 0
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
@@ -143,6 +145,17 @@ def test_what_is_gathered_for_batches_is_bounded(family, shared, inputs):
     assert whole < each < shared.size_bytes()["delta"]
 
 
+def test_a_group_is_worth_what_its_gate_adds_to_the_weights(family, shared):
+    none_G, ones_G = torch.zeros(family.groups.count), torch.ones(family.groups.count)
+    frozen = merge_all(family.stacks, none_G, ones_G)
+    for group in (0, 13, family.groups.count - 1):
+        gate_G = none_G.clone()
+        gate_G[group] = sum(float(shared.task(name).gate_G[group]) for name in shared.names)
+        moved = merge_all(family.stacks, gate_G, ones_G)
+        norm = sum((moved[name] - frozen[name]).detach().square().sum() for name in frozen).sqrt()
+        torch.testing.assert_close(shared.values()[group], norm, rtol=1e-4, atol=1e-6)
+
+
 def test_nearly_all_of_a_module_runs_whole():
     module_G = torch.tensor([0] * 10 + [1] * 10)
     open_G = torch.zeros(20, dtype=torch.bool)
@@ -158,4 +171,4 @@ def test_a_layer_without_side_branch_is_named(tiny, monkeypatch):
     odd = nn.GroupNorm(1, 32)
     monkeypatch.setitem(parent._modules, "LayerNorm", odd)
     with pytest.raises(ModelError, match=name):
-        SharedTasks(family)
+        SharedTasks.of(family)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from apportion.errors import ModelError
-from apportion.methods.adapt.family import Family
-from apportion.methods.adapt.groups import places
+from apportion.methods.adapt.groups import Groups, places
+from apportion.models.network import Network
 
 
 class Branch(Protocol):
@@ -64,22 +64,22 @@ class Site:
         return kind.of(self, gate_TG, run_G)
 
 
-def sites_of(family: Family) -> tuple[Site, ...]:
-    """The layers of a family that may change.
+def sites_of(network: Network, groups: Groups, stacks: nn.ModuleList) -> tuple[Site, ...]:
+    """The layers that may change, with their deltas.
 
     Raises:
         ModelError: one of them is neither linear nor a layer norm.
     """
-    found = places(family.network, family.groups)
+    found = places(network, groups)
     delta = {
         name: bundle.delta.detach()[place]  # type: ignore[operator]
-        for bundle in family.stacks
+        for bundle in stacks
         for place, name in enumerate(bundle.names)  # type: ignore[arg-type]
     }
     gated = {name: Gated(delta[name], place.dim, torch.tensor(place.group)) for name, place in found.items()}
     sites = []
     for name in dict.fromkeys(parameter.rpartition(".")[0] for parameter in found):
-        layer = family.network.module.get_submodule(name)
+        layer = network.module.get_submodule(name)
         if not isinstance(layer, nn.Linear | nn.LayerNorm):
             kind = type(layer).__name__
             raise ModelError(f"{name} is a {kind}; side branches run beside linear layers and layer norms only")
@@ -93,8 +93,8 @@ def delta_norms(sites: tuple[Site, ...], num_groups: int) -> Tensor:
     for site in sites:
         for gated in (site.weight, site.bias):
             if gated is not None:
-                square_C = gated.delta.float().square().movedim(gated.dim, 0).flatten(1).sum(1).cpu()
-                square_G.index_add_(0, gated.group_C, square_C)
+                square_C = gated.delta.float().square().movedim(gated.dim, 0).reshape(len(gated.group_C), -1).sum(1)
+                square_G.index_add_(0, gated.group_C, square_C.cpu())
     return square_G[:num_groups].sqrt()
 
 

@@ -19,7 +19,8 @@ from torch.nn import functional
 from apportion.errors import ApportionError, DataError, ModelError
 from apportion.methods.adapt.branches import Plan, delta_norms, sites_of
 from apportion.methods.adapt.family import Family
-from apportion.models.network import read_out
+from apportion.methods.adapt.groups import Groups
+from apportion.models.network import Network, read_out
 from apportion.tasks.heads import Cosine, Head
 
 WHOLE_RATIO = 0.8  # of a module's groups; from there on, running all of them is no slower than picking some
@@ -62,22 +63,43 @@ class SharedTasks:
 
     Example::
 
-        with SharedTasks(family) as shared:
+        with SharedTasks.of(family) as shared:
             shared.add("banking", alpha_M)
             shared.fit_head("banking", inputs, label_S, classes)
             shared.classify(inputs, ["banking", "travel", "banking"])
     """
 
-    def __init__(self, family: Family) -> None:
-        self.network, self.groups = family.network, family.groups
-        self.scale = float(family.log_scale.detach().exp())
-        self._gate_MG = family.gates(torch.eye(family.config.num_experts)).detach()
-        self._sites = sites_of(family)
+    def __init__(
+        self,
+        network: Network,
+        groups: Groups,
+        stacks: nn.ModuleList,
+        gate_MG: Tensor,
+        *,
+        scale: float = 10.0,
+        max_plans: int = MAX_PLANS,
+    ) -> None:
+        """Args:
+        stacks: the deltas, as ``groups.bundles`` lays them out.
+        gate_MG: the gates of every expert.
+        scale: of the scores of cosine heads.
+        max_plans: for how many combinations of tasks what is open is kept gathered.
+        """
+        self.network, self.groups, self.scale = network, groups, scale
+        self._gate_MG, self._max_plans = gate_MG.detach().cpu(), max_plans
+        self._sites = sites_of(network, groups, stacks)
         self._tasks: dict[str, Task] = {}
         self._plans: OrderedDict[tuple[str, ...], Plan] = OrderedDict()
         self._now: tuple[Plan, Tensor] | None = None
         self._turn = threading.RLock()
         self._handles = [site.layer.register_forward_hook(self._hook(site.name)) for site in self._sites]
+
+    @classmethod
+    def of(cls, family: Family) -> SharedTasks:
+        """The backbone of a trained family, without tasks; the family itself is no longer needed afterwards."""
+        gate_MG = family.gates(torch.eye(family.config.num_experts))
+        scale = float(family.log_scale.detach().exp())
+        return cls(family.network, family.groups, family.stacks, gate_MG, scale=scale)
 
     def __enter__(self) -> SharedTasks:
         return self
@@ -220,7 +242,7 @@ class SharedTasks:
         if names not in self._plans:
             gate_TG = torch.stack([self.task(name).gates for name in names])
             self._plans[names] = Plan.of(self._sites, names, gate_TG, self.running(names))
-            while len(self._plans) > MAX_PLANS:
+            while len(self._plans) > self._max_plans:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(names)
         return self._plans[names]

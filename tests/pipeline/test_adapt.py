@@ -6,9 +6,11 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tests.methods.adapt.conftest import profile_of
 from tests.pipeline.check import assert_one_line
+from torch.nn import functional
 
 from apportion.cost.parts import Parts
 from apportion.cost.sample import CostError
@@ -16,6 +18,7 @@ from apportion.device.measure import Session, Timing
 from apportion.errors import ApportionError, InfeasibleError
 from apportion.methods.adapt.adapt import adapt, read_learned
 from apportion.methods.adapt.folder import AdaptConfig
+from apportion.methods.adapt.shared_folders import load_tasks
 from apportion.methods.adapt.specialise import MADE, WHOLE, Specialised, specialise, verify_specialised
 from apportion.methods.adapt.train import Trainer
 from apportion.models.load import load
@@ -225,6 +228,42 @@ def test_other_heads_are_fitted_saved_and_read_back(trained, support, head):
     right = (made.probabilities(images).argmax(-1).numpy() == domain.label_N).mean()
     assert right == pytest.approx(result["support_accuracy"])
     assert result["support_accuracy"] > 0.5
+
+
+def test_specialised_tasks_share_one_backbone(trained, support, tmp_path):
+    """Answers of a batch that mixes tasks are those of each task's whole merged network."""
+    other = write_digits(tmp_path / "other", "258", 2)
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder, examples, head in zip(folders, (support, other), ("cosine", "linear"), strict=True):
+        specialise(trained / "run", str(examples), "80%", folder, verify=False, head=head)
+    family = read_learned(trained / "run").family
+    with load_tasks(trained / "run", folders) as shared:
+        domains = [read_support(str(support)), read_support(str(other))]
+        content = [domain.content[row] for row in range(6) for domain in domains]
+        inputs = image_inputs(shared.network, [np.asarray(image) for image in content])
+        each = [folder.name for _ in range(6) for folder in folders]
+        said = shared.classify(inputs, each)
+        for place, (folder, domain) in enumerate(zip(folders, domains, strict=True)):
+            head = shared.task(folder.name).head
+            own_NF = family.embed(inputs, shared.task(folder.name).gates, torch.ones(family.groups.count))
+            score_NW = functional.normalize(own_NF, dim=-1) @ head.weight_FW + head.bias_W
+            assert said[place::2] == [domain.classes[int(best)] for best in score_NW[place::2].argmax(-1)]
+
+
+def test_folders_that_share_no_backbone_are_told(trained, support, tmp_path):
+    specialise(trained / "run", str(support), "80%", tmp_path / "task", verify=False)
+    wrong = {
+        "none": ([], {}),
+        "named differently": ([tmp_path / "task", tmp_path / "task"], {}),
+        "holds no specialised model": ([trained / "run"], {}),
+        "profile": ([tmp_path / "task"], {"budget_ms": 9.0}),
+        "prices slices": ([tmp_path / "task"], {"budget_ms": 9.0, "profile": trained / "p.json"}),
+    }
+    for told, (folders, options) in wrong.items():
+        with pytest.raises(ApportionError, match=told):
+            load_tasks(trained / "run", folders, **options)
+    with pytest.raises(ApportionError, match="specialised from"):
+        load_tasks(tmp_path, [tmp_path / "task"])
 
 
 def test_a_killed_run_goes_on_and_a_finished_one_is_not_run_again(trained, monkeypatch):

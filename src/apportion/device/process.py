@@ -17,6 +17,7 @@ from typing import Any
 from apportion.device.marker import Marker
 
 DEFAULT_MEMORY_BYTES = 16 * 2**30
+CHILD = "apportion.device.child"
 _POLL_S = 0.2
 
 
@@ -51,10 +52,17 @@ class Ended:
     culprit: str | None = None
 
 
-def run_child(job: dict[str, Any], environment: dict[str, str], limits: Limits, steps: Sequence[str] = ()) -> Ended:
+def run_child(
+    job: dict[str, Any],
+    environment: dict[str, str],
+    limits: Limits,
+    steps: Sequence[str] = (),
+    child: str = CHILD,
+) -> Ended:
     """Runs one job in a fresh process.
 
     Args:
+        child: the module that is run; it reads the job from its standard input and writes to the file ``result`` names.
         steps: what the child works on, by the names that it marks; each may take the time limit. By default the names
             of the job's candidates.
     """
@@ -66,7 +74,7 @@ def run_child(job: dict[str, Any], environment: dict[str, str], limits: Limits, 
         search = os.pathsep.join(path for path in sys.path if path)  # a factory is found where the parent found it
         with errors.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "apportion.device.child"],
+                [sys.executable, "-m", child],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/adapt_text/reduced.py [--steps 30] [--out build/adapt_reduced]
 
-Calibrates MiniLM on one target, trains a little, makes models of six tasks at two budgets and verifies each in fresh
-processes. Beside their accuracy on queries that of the frozen network, whole, by class means of the same examples. The
-run in ``--out`` goes on where it was stopped, and is what ``apportion specialize`` takes.
+Calibrates MiniLM on one target, in float and in int8, trains a little, makes models of six tasks at two budgets, at the
+tighter one in both precisions, and verifies each in fresh processes. Beside their accuracy on queries that of the
+frozen network, whole, by class means of the same examples. The run in ``--out`` goes on where it was stopped, and is
+what ``apportion specialize`` takes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from apportion.testing.summary import Summary
 
 HERE = Path(__file__).parent
 TARGET = "ort-cpu-1t"
-BUDGETS = ("25%", "50%")
+MADE = (("25%", "fp32"), ("25%", "int8"), ("50%", "fp32"))
 NUM_TASKS = 3  # of ID and of OOD each
 
 
@@ -42,18 +43,20 @@ def main() -> None:
     args = parser.parse_args()
     summary, began = Summary(HERE), time.perf_counter()
     apportion(
-        "adapt", "minilm", "--tasks", "text", "--targets", TARGET, "--steps", str(args.steps), "-o", str(args.out)
+        *("adapt", "minilm", "--tasks", "text", "--targets", TARGET, "--int8"),
+        *("--steps", str(args.steps), "-o", str(args.out)),
     )
     trained_s = time.perf_counter() - began
     print(f"apportion adapt: {trained_s:.0f} s with {args.steps} steps", flush=True)
     rows = judge(args.out)
-    print("\n| task | frozen, whole | " + " | ".join(f"{b} of the latency" for b in BUDGETS) + " | used | verified |")
-    print("|---" * (4 + len(BUDGETS)) + "|")
+    names = [" ".join(how) for how in MADE]
+    print("\n| task | frozen, whole | " + " | ".join(names) + " | used | verified |")
+    print("|---" * (4 + len(names)) + "|")
     for row in rows:
         made = row["made"]
-        cells = [f"{100 * row['frozen']:.0f} %", *(f"{100 * made[budget]['accuracy']:.0f} %" for budget in BUDGETS)]
-        cells.append(", ".join(f"{100 * made[budget]['used']:.0f} %" for budget in BUDGETS))
-        cells.append(", ".join("yes" if made[budget]["verified"] else "no" for budget in BUDGETS))
+        cells = [f"{100 * row['frozen']:.0f} %", *(f"{100 * made[name]['accuracy']:.0f} %" for name in names)]
+        cells.append(", ".join(f"{100 * made[name]['used']:.0f} %" for name in names))
+        cells.append(", ".join("yes" if made[name]["verified"] else "no" for name in names))
         print(f"| {row['side']}: {row['domain']} | {' | '.join(cells)} |")
     all_made = [made for row in rows for made in row["made"].values()]
     figures = {
@@ -69,7 +72,7 @@ def main() -> None:
 
 
 def judge(run: Path) -> list[dict]:
-    """Accuracy of the models of some tasks at every budget, whether they were verified, and how much time they use."""
+    """Accuracy of the models of some tasks, whether they were verified, and how much of their time they use."""
     network, loaded = load("minilm", tokens=32), load_protocol(PROTOCOLS["text"], load_domain)
     rows = []
     for side in ("id", "ood"):
@@ -80,16 +83,16 @@ def judge(run: Path) -> list[dict]:
             domain = domains[episode.domain]
             pool = read_pool(network, domain)
             made = {}
-            for budget in BUDGETS:
+            for budget, precision in MADE:
                 with tempfile.TemporaryDirectory() as scratch:
                     support, out = write_support(domain, episode, Path(scratch)), Path(scratch) / "made"
                     where = ["--support", str(support), "--budget", budget, "--target", TARGET, "-o", str(out)]
-                    if apportion("specialize", str(run), *where) is None:
+                    if apportion("specialize", str(run), *where, "--precision", precision) is None:
                         raise SystemExit(f"a budget of {budget} was refused; train with a lower --tightest")
                     again = apportion("verify", str(out))
                     assert again is not None
                     used = again["measured_ms"] / next(iter(again["limits"].values()))
-                    made[budget] = {
+                    made[f"{budget} {precision}"] = {
                         "accuracy": accuracy(Specialised(out), pool, episode, domain.classes),
                         "verified": bool(again["met"]),
                         "used": round(used, 4),

@@ -96,7 +96,7 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
         setting = told["setting"]
         plan.learn(start, {key: Reading.from_json(fields) for key, fields in told["final"].items()})
         ladder.append(
-            {"rung": place} | {key: told[key] for key in ("limits", "final", "quality_after", "floor", "met")}
+            {"rung": place} | {key: told.get(key) for key in ("limits", "final", "quality_after", "floor", "met")}
         )
         rundir.use(place)
         last = told

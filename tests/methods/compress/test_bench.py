@@ -106,8 +106,9 @@ def test_a_quantised_language_model_is_judged_by_its_artefact(monkeypatch, gener
         with torch.inference_mode():
             return [[read_out(other, batch)] for batch in batches]
 
-    stand = SimpleNamespace(target=None, _answers=None)
-    stand._answers = partial(Bench._answers, stand)
+    stand = SimpleNamespace(target=None)
+    for name in ("token_sample", "_opened", "_answers"):
+        setattr(stand, name, partial(getattr(Bench, name), stand))
     monkeypatch.setattr(bench, "answers", answers)
     logits_bytes = 4 * read_out(network, network.inputs).numel()
     monkeypatch.setattr(bench, "MAX_ANSWER_BYTES", at_once * logits_bytes)

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from apportion.errors import ApportionError, ModelError
 from apportion.methods.adapt.groups import merge_all
-from apportion.methods.adapt.shared import MAX_PLANS, WHOLE_RATIO, SharedTasks, rounded_up
+from apportion.methods.adapt.shared import MAX_PLANS, WHOLE_RATIO, SharedTasks, cost_shares, rounded_up
 from apportion.tasks.heads import Cosine, Logistic
 
 
@@ -162,6 +162,9 @@ def test_nearly_all_of_a_module_runs_whole():
     open_G[: int(10 * WHOLE_RATIO)] = True
     open_G[10:13] = True
     assert rounded_up(open_G, module_G).tolist() == [True] * 13 + [False] * 7
+    assert cost_shares(open_G, module_G).tolist() == pytest.approx([1.0, 0.3 / WHOLE_RATIO])
+    run_G = rounded_up(open_G, module_G)
+    assert torch.equal(cost_shares(run_G, module_G), cost_shares(open_G, module_G))  # what runs costs what was opened
 
 
 def test_a_layer_without_side_branch_is_named(tiny, monkeypatch):

@@ -1,6 +1,6 @@
 """Many tasks on one resident network: a batch may mix them, and each example gets the answer of its task's own network.
 
-Shape letters: N examples, T tasks, G groups, M experts, F features, W classes.
+Shape letters: N examples, T tasks, G groups, L modules, M experts, F features, W classes.
 """
 
 from __future__ import annotations
@@ -265,9 +265,19 @@ class SharedTasks:
         return run
 
 
+def cost_shares(open_G: Tensor, module_G: Tensor) -> Tensor:
+    r"""The work of every module as a share of running it whole, shape (L,).
+
+    .. math:: s_\ell = \min\Big(1, \frac{o_\ell}{\rho\, g_\ell}\Big) \quad \text{(eq. A24)}
+
+    :math:`o_\ell` of :math:`g_\ell` groups are open. ``WHOLE_RATIO`` is :math:`\rho`: a picked row costs more than one
+    of a module that runs whole, so this share of picked groups costs what all do, and from there on all run.
+    """
+    size_L = torch.bincount(module_G)
+    opened_L = torch.bincount(module_G[open_G], minlength=len(size_L))
+    return (opened_L / (WHOLE_RATIO * size_L)).clamp(max=1.0)
+
+
 def rounded_up(open_G: Tensor, module_G: Tensor) -> Tensor:
     """These groups, with all of a module where nearly all are among them."""
-    num_modules = int(module_G.max()) + 1
-    size_L = torch.bincount(module_G, minlength=num_modules)
-    opened_L = torch.bincount(module_G[open_G], minlength=num_modules)
-    return open_G | (opened_L >= WHOLE_RATIO * size_L)[module_G]
+    return open_G | (cost_shares(open_G, module_G) >= 1.0)[module_G]

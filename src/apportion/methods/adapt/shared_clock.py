@@ -3,9 +3,9 @@ r"""The clock of shared mode: what side branches cost, and which of them to open
 .. math:: \widehat{\mathrm{Lat}}(s) = \beta_0 + \sum_\ell c_\ell(s_\ell), \qquad
     c_\ell(s) = J_\ell \mathbb 1\{s > 0\} + \sum_j d_j \max(0, s - k_j) \quad \text{(eq. A21; the paper's eq. 19)}
 
-:math:`s_\ell` is the share of a module's groups that run, :math:`\beta_0` the backbone and :math:`J_\ell` the jump at
-the first activation. The law, its fit and its bound are those of ``cost``; a part is one module's branches, and modules
-of one kind and size have one curve. Shape letters: G groups, L modules.
+:math:`s_\ell` is a module's work as a share of running it whole (eq. A24), :math:`\beta_0` the backbone and
+:math:`J_\ell` the jump at the first activation. The law, its fit and its bound are those of ``cost``; a part is one
+module's branches, and modules of one kind and size have one curve. Shape letters: G groups, L modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from apportion.cost.profile import Profile
 from apportion.cost.sample import CostError
 from apportion.errors import InfeasibleError
 from apportion.methods.adapt.groups import Groups, places
-from apportion.methods.adapt.shared import SharedTasks, rounded_up
+from apportion.methods.adapt.shared import WHOLE_RATIO, SharedTasks, cost_shares
 from apportion.models.network import Network
 
 BRANCH = "branch:"
@@ -36,7 +36,9 @@ def branch_signatures(network: Network, groups: Groups) -> dict[str, str]:
         each_C = torch.full((len(group_C),), parameters[name].numel() // len(group_C))
         number_L.index_add_(0, module_G[group_C], each_C)
     return {
-        f"{BRANCH}{module.name}": f"branch {module.kind} {groups.size(module)} groups {number} numbers"
+        f"{BRANCH}{module.name}": (
+            f"branch {module.kind} {groups.size(module)} groups {number} numbers whole from {WHOLE_RATIO:g}"
+        )
         for module, number in zip(groups.partition, number_L.tolist(), strict=False)
     }
 
@@ -79,11 +81,8 @@ class SharedClock:
         return self.profile.target.name
 
     def shares(self, open_G: Tensor) -> dict[str, float]:
-        """The share of its groups that runs in every module."""
-        run_G = rounded_up(open_G.bool(), self.module_G).float()
-        count_L = torch.zeros(len(self.parts)).index_add_(0, self.module_G, run_G)
-        size_L = torch.bincount(self.module_G, minlength=len(self.parts))
-        return dict(zip(self.parts, (count_L / size_L).tolist(), strict=True))
+        """The work of every module as a share of running it whole."""
+        return dict(zip(self.parts, cost_shares(open_G.bool(), self.module_G).tolist(), strict=True))
 
     def predict_ms(self, open_G: Tensor) -> float:
         return self.profile.cost.predict(self.shares(open_G))

@@ -1,4 +1,4 @@
-"""Calibrating shared mode: random sets of open groups are timed beside the plain backbone, in fresh processes.
+"""Calibrating shared mode: sets of open groups are timed beside the plain backbone, in fresh processes.
 
 Run as ``python -m apportion.methods.adapt.shared_sweep`` with a job on standard input it is that process. What a branch
 costs does not hang on the numbers in it, so a process makes up its own delta.
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from apportion.core.folder import write_whole
 from apportion.core.meter import Reading
-from apportion.cost.bound import num_needed
+from apportion.cost.bound import UpperBound, num_needed
 from apportion.cost.calibrate import ALPHA, bounding_among
 from apportion.cost.model import CostModel
 from apportion.cost.profile import Profile
@@ -37,42 +37,18 @@ from apportion.device.target import Target, machine
 from apportion.device.turn import turn
 from apportion.errors import MeasureError, TargetError
 from apportion.methods.adapt.groups import Groups, bundles
-from apportion.methods.adapt.shared import SharedTasks, rounded_up
-from apportion.methods.adapt.shared_clock import branch_signatures
+from apportion.methods.adapt.shared import SharedTasks, cost_shares
+from apportion.methods.adapt.shared_clock import SharedClock, branch_signatures
+from apportion.methods.adapt.shared_draw import anchor_opens, draw_opens, draw_picks
 from apportion.models.load import load
 from apportion.models.network import Network, read_out
 from apportion.models.partition import Partition
 
 NUM_FIT = 24
+NUM_FIRST = 18  # random sets that the preliminary fit has beside the anchors
 CHUNK = 30  # sets of open groups that a process holds gathered beside each other
 PROCESSES = 2
 MIXED = 4  # tasks in a batch that is large enough
-
-
-def anchor_opens(groups: Groups) -> list[Tensor]:
-    """Every kind of module alone: its first groups, half, and all; then nothing, and everything."""
-    rank_G, module_G = groups.rank_G(), groups.module_G()
-    kinds = [module.kind for module in groups.partition]
-    size_G = torch.tensor([groups.size(module) for module in groups.partition])[module_G]
-    found = []
-    for kind in dict.fromkeys(kinds):
-        own_G = torch.tensor([other == kind for other in kinds])[module_G]
-        found += [own_G & (rank_G == 0), own_G & (rank_G < size_G / 2), own_G]
-    return [*found, torch.zeros_like(own_G), torch.ones_like(own_G)]
-
-
-def draw_opens(groups: Groups, count: int, seed: int) -> list[Tensor]:
-    """Random sets of open groups: a level for all, and a lean of every module, so that some sleep and some are full."""
-    rng = random.Random(seed)
-    drawn = []
-    for _ in range(count):
-        level, parts = rng.random(), []
-        for module in groups.partition:
-            size = groups.size(module)
-            some = rng.sample(range(size), round(size * min(1.0, level * rng.lognormvariate(0.0, 1.0))))
-            parts.append(torch.zeros(size, dtype=torch.bool).index_fill_(0, torch.tensor(some, dtype=torch.long), True))
-        drawn.append(torch.cat(parts))
-    return drawn
 
 
 def calibrate_shared(
@@ -86,42 +62,65 @@ def calibrate_shared(
     num_bound: int | None = None,
     on_share: Callable[[float], None] | None = None,
 ) -> Profile:
-    """The profile of shared mode: a law fitted to some random sets of open groups and bounded with others.
+    """The profile of shared mode: a law fitted to some sets of open groups and bounded with others.
+
+    A preliminary fit, in one process, tells what budgets would open. The bound is calibrated on such sets alone, and
+    half of what the law is fitted to are such, too, the rest random. All are then timed together: what the clock did in
+    the preliminary process is used for nothing else.
 
     Args:
         target: torch eager on the CPU; side branches run nowhere else.
         shape: of the batch that the latency is about.
         num_bound: sets to calibrate the bound on; by default as few as 95 % needs, and a fifth more.
+        on_share: told the share of the work done after the preliminary fit.
     """
     began = time.perf_counter()
     num_bound = num_needed(ALPHA) * 6 // 5 if num_bound is None else num_bound
-    anchors = anchor_opens(groups)
-    opens = [*anchors, *draw_opens(groups, num_fit + num_bound, seed)]
-    swept = sweep_shared(network, groups, opens, target, shape, on_share=on_share)
+    anchors, signature_of = anchor_opens(groups), branch_signatures(network, groups)
+
+    def profile(swept: Swept, cost: CostModel) -> Profile:
+        return Profile(
+            model=network.origin.ref,
+            target=target,
+            shape=shape,
+            baseline=swept.baseline,
+            floor_ms=swept.samples[len(anchors) - 2].latency_ms,
+            cost=cost,
+            grid=1,
+            widths=False,
+            seed=seed,
+            seconds=time.perf_counter() - began,
+            machine=machine(),
+            failures={},
+        )
+
+    first = [*anchors, *draw_opens(groups, NUM_FIRST, seed)]
+    swept = sweep_shared(network, groups, first, target, shape, processes=1)
+    law = fit_law_shared(list(swept.samples.values()), signature_of)
+    exact = replace(law, bound=UpperBound(ALPHA, (0.0,), (0,)))  # budgets are drawn, so no margin is missed
+    clock = SharedClock.of(profile(swept, exact), network, groups)
+    picks = draw_picks(clock, num_bound + num_fit // 2, seed)
+    to_fit = [*draw_opens(groups, num_fit - num_fit // 2, seed + 1), *picks[num_bound:]]
+    random.Random(seed).shuffle(to_fit)
+    fitting, bounds = iter(to_fit), iter(picks[:num_bound])
     bounding = bounding_among(len(anchors), num_fit, num_bound)
-    return Profile(
-        model=network.origin.ref,
-        target=target,
-        shape=shape,
-        baseline=swept.baseline,
-        floor_ms=swept.samples[len(anchors) - 2].latency_ms,
-        cost=fit_shared(swept, branch_signatures(network, groups), bounding),
-        grid=1,
-        widths=False,
-        seed=seed,
-        seconds=time.perf_counter() - began,
-        machine=machine(),
-        failures={},
-    )
+    places = range(len(anchors), len(anchors) + num_fit + num_bound)
+    opens = [*anchors, *(next(bounds if place in bounding else fitting) for place in places)]
+    swept = sweep_shared(network, groups, opens, target, shape, on_share=on_share)
+    return profile(swept, fit_shared(swept, signature_of, bounding))
+
+
+def fit_law_shared(samples: Sequence[Sample], signature_of: Mapping[str, str]) -> CostModel:
+    """The law without a bound, and without a residual, so that more work never costs less."""
+    options = choose_options(samples, signature_of)
+    return CostModel.fit(samples, signature_of, knots=options.knots, ridge=options.ridge, residual="off")
 
 
 def fit_shared(swept: Swept, signature_of: Mapping[str, str], bounding: frozenset[int]) -> CostModel:
-    """Fits the law to all samples but those that bound it; without a residual, so that more work never costs less."""
+    """Fits the law to all samples but those that bound it."""
     to_fit = [sample for index, sample in swept.samples.items() if index not in bounding]
     to_bound = [sample for index, sample in swept.samples.items() if index in bounding]
-    options = choose_options(to_fit, signature_of)
-    cost = CostModel.fit(to_fit, signature_of, knots=options.knots, ridge=options.ridge, residual="off")
-    return cost.bounded(to_bound, ALPHA, drift=swept.drift)
+    return fit_law_shared(to_fit, signature_of).bounded(to_bound, ALPHA, drift=swept.drift)
 
 
 def sweep_shared(
@@ -150,7 +149,6 @@ def sweep_shared(
     modules = {m.name: {"order": list(m.order), "multiple": m.multiple} for m in groups.partition}
     chunks = [range(start, min(start + CHUNK, len(opens))) for start in range(0, len(opens), CHUNK)]
     parts, module_G = list(branch_signatures(network, groups)), groups.module_G()
-    size_L = torch.bincount(module_G, minlength=len(parts))
     ratios: dict[int, Reading] = {}
     wholes, drifts = [], []
     for done, chunk in enumerate(chunks):
@@ -173,9 +171,7 @@ def sweep_shared(
     stderr_ms = sum(reading.stderr**2 for reading in wholes) ** 0.5 / len(wholes)
     samples = {}
     for index, ratio in ratios.items():
-        run_G = rounded_up(opens[index], module_G)
-        share_L = torch.bincount(module_G[run_G], minlength=len(parts)) / size_L
-        shares = dict(zip(parts, share_L.tolist(), strict=True))
+        shares = dict(zip(parts, cost_shares(opens[index], module_G).tolist(), strict=True))
         samples[index] = Sample(shares, ratio.value * value_ms, ratio.stderr * value_ms)
     count = sum(reading.count for reading in wholes)
     baseline = Reading(value=value_ms, unit="ms", stderr=stderr_ms, count=count)

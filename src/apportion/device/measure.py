@@ -1,4 +1,4 @@
-"""Measuring latency: candidates take turns inside fresh child processes with a time limit; a death is an outcome."""
+"""Measuring latency and energy: candidates take turns in fresh child processes with a limit; a death is an outcome."""
 
 from __future__ import annotations
 
@@ -88,14 +88,39 @@ class Session:
         timings = {name: rows + other.timings[name] for name, rows in self.timings.items() if name in both}
         return Session(timings, merged(self.conditions, other.conditions), {**self.failures, **other.failures})
 
+    def reading(self, quantity: str, name: str) -> Reading:
+        """Latency or energy of a candidate: the median over processes; with several their spread is in the error.
+
+        Raises:
+            MeasureError: a process did not measure it; says why.
+        """
+        return _pooled(self._by_process(quantity, name))
+
     def latency(self, name: str) -> Reading:
-        """Median over processes of the median latency; with several processes their spread is in the error."""
+        """Milliseconds per call, the median of the medians."""
+        return self.reading("latency", name)
+
+    def energy(self, name: str) -> Reading:
+        """Millijoules per call."""
+        return self.reading("energy", name)
+
+    def ratio(self, name: str, to: str, quantity: str = "latency") -> Reading:
+        """Latency or energy relative to another candidate in the same processes."""
+        pairs = zip(self._by_process(quantity, name), self._by_process(quantity, to), strict=True)
+        return _pooled([_divided(ours, theirs) for ours, theirs in pairs])
+
+    def _by_process(self, quantity: str, name: str) -> list[Reading]:
         timings = self.timings[name]
-        medians = [timing.median_ms for timing in timings]
-        within = statistics.fmean(timing.stderr_ms for timing in timings) / len(timings) ** 0.5
-        between = _between(medians)
-        count = sum(timing.count for timing in timings)
-        return Reading(value=statistics.median(medians), unit="ms", stderr=max(within, between), count=count)
+        if quantity == "latency":
+            return [Reading(value=t.median_ms, unit="ms", stderr=t.stderr_ms, count=t.count) for t in timings]
+        assert quantity == "energy", quantity
+        read = [
+            Reading(value=t.energy_mj, unit="mJ", stderr=t.energy_stderr_mj) for t in timings if t.energy_mj is not None
+        ]
+        if len(read) < len(timings):
+            why = self.conditions.get("energy", {}).get("why", "it was not asked for")
+            raise MeasureError(f"the energy of {name} was not measured: {why}")
+        return read
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """What holds the 95 % bootstrap interval of every process; None where one has none."""
@@ -103,37 +128,6 @@ class Session:
         if len(bounds) < len(self.timings[name]):
             return None
         return min(low for low, _ in bounds), max(high for _, high in bounds)
-
-    def energy(self, name: str) -> Reading:
-        """Millijoules per call: the median over processes; with several processes their spread is in the error.
-
-        Raises:
-            MeasureError: it was not measured; says why.
-        """
-        read = [(t.energy_mj, t.energy_stderr_mj) for t in self.timings[name] if t.energy_mj is not None]
-        if not read:
-            why = self.conditions.get("energy", {}).get("why", "it was not asked for")
-            raise MeasureError(f"the energy of {name} was not measured: {why}")
-        values = [value for value, _ in read]
-        within = statistics.fmean(error for _, error in read) / len(read) ** 0.5
-        return Reading(
-            value=statistics.median(values), unit="mJ", stderr=max(within, _between(values)), count=len(values)
-        )
-
-    def ratio(self, name: str, to: str) -> Reading:
-        """Latency relative to another candidate in the same processes."""
-        pairs = list(zip(self.timings[name], self.timings[to], strict=True))
-        ratios = [ours.median_ms / theirs.median_ms for ours, theirs in pairs]
-        within = (
-            statistics.fmean(
-                ratio * ((ours.stderr_ms / ours.median_ms) ** 2 + (theirs.stderr_ms / theirs.median_ms) ** 2) ** 0.5
-                for ratio, (ours, theirs) in zip(ratios, pairs, strict=True)
-            )
-            / len(pairs) ** 0.5
-        )
-        between = _between(ratios)
-        count = sum(ours.count for ours, _ in pairs)
-        return Reading(value=statistics.median(ratios), unit="ratio", stderr=max(within, between), count=count)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -213,6 +207,24 @@ def measure(
         jobs = [job for job in jobs if job["name"] not in failures]
     timings = {job["name"]: tuple(Timing(**run["candidates"][job["name"]]) for run in runs) for job in jobs}
     return Session(timings, conditions_of(runs, target.threads), failures)
+
+
+def _pooled(readings: Sequence[Reading]) -> Reading:
+    """The median of what processes read, with the larger of the errors within and between them."""
+    values = [reading.value for reading in readings]
+    within = statistics.fmean(reading.stderr for reading in readings) / len(readings) ** 0.5
+    return Reading(
+        value=statistics.median(values),
+        unit=readings[0].unit,
+        stderr=max(within, _between(values)),
+        count=sum(reading.count for reading in readings),
+    )
+
+
+def _divided(ours: Reading, theirs: Reading) -> Reading:
+    ratio = ours.value / theirs.value
+    relative = ((ours.stderr / ours.value) ** 2 + (theirs.stderr / theirs.value) ** 2) ** 0.5
+    return Reading(value=ratio, unit="ratio", stderr=ratio * relative, count=ours.count)
 
 
 def _between(values: Sequence[float]) -> float:

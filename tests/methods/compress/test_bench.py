@@ -28,7 +28,7 @@ def measured(monkeypatch):
     """Runs a check whose model takes so many milliseconds in every process; returns the processes it took."""
     asked = []
 
-    def measure(candidates, target, shape, *, processes, seconds, before):
+    def measure(candidates, target, shape, *, processes, before, **_):
         asked.append((processes, before))
         timing = Timing(median_ms=candidates[1], stderr_ms=0.1, mad_ms=0.1, p95_ms=candidates[1], count=9)
         conditions = {"processes": processes, "tight": True, "wall_per_cpu": 1.0, "load": 0.0, "steal_ratio": 0.0}
@@ -37,7 +37,8 @@ def measured(monkeypatch):
     def run(model_ms, processes, **options):
         asked.clear()
         config = SimpleNamespace(processes=processes)
-        stand = SimpleNamespace(original=None, candidate=lambda *_: model_ms, target=None, shape=None, config=config)
+        stand = SimpleNamespace(original=None, target=None, shape=None, config=config, energy_seconds=0.0)
+        stand.candidate = lambda *_: model_ms
         session = Bench.measure(stand, None, over=lambda session: session.latency("final").value > 10, **options)
         return len(session.timings["final"]), asked
 
@@ -106,8 +107,9 @@ def test_a_quantised_language_model_is_judged_by_its_artefact(monkeypatch, gener
         with torch.inference_mode():
             return [[read_out(other, batch)] for batch in batches]
 
-    stand = SimpleNamespace(target=None, _answers=None)
-    stand._answers = partial(Bench._answers, stand)
+    stand = SimpleNamespace(target=None)
+    for name in ("token_sample", "answers", "_opened", "_answers"):
+        setattr(stand, name, partial(getattr(Bench, name), stand))
     monkeypatch.setattr(bench, "answers", answers)
     logits_bytes = 4 * read_out(network, network.inputs).numel()
     monkeypatch.setattr(bench, "MAX_ANSWER_BYTES", at_once * logits_bytes)

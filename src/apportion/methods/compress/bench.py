@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from apportion.methods.compress.quantise import AsRun
 from apportion.methods.compress.rundir import FitConfig, RunDir
 from apportion.models.network import Network, float_outputs, forward, read_output
 from apportion.models.safefile import folder_digest
+from apportion.models.save import save
 from apportion.tasks.batches import Examples
 from apportion.tasks.sample import Sample
 from apportion.tasks.shaped import shaped
@@ -37,6 +39,10 @@ from apportion.tasks.shaped import shaped
 FINAL = "final"
 MAX_ANSWER_BYTES = 2**29
 BASELINE = "baseline"
+MEASURED = ("latency", "energy")
+"""Quantities that only the device can tell: predicted while planning, measured at every check."""
+
+ENERGY_SECONDS = 1.0  # of reading the counter, for every model in every process
 
 
 class Bench:
@@ -48,6 +54,8 @@ class Bench:
         self.factory = network.origin.factory
         self.original = Candidate(name=BASELINE, ref=network.origin.ref, factory=self.factory)
         self.shape = Shape(batch=config.batch, tokens=config.tokens, seed=config.seed)
+        limited = limit_on("energy", Budget.parse(config.budget)) is not None
+        self.energy_seconds = ENERGY_SECONDS if limited else 0.0
 
     def calibrate(self, network: Network, parts: Parts, target: Target | None = None) -> Anchored:
         """The quick cost model through a few networks, measured once per run, on the run's target or its int8 twin."""
@@ -59,6 +67,33 @@ class Bench:
 
         stored = self.store.get_or_make({"run": self.run, "what": "anchors", "target": target.identity}, now)
         return calibrate_quickly(parts, Swept.from_json(stored))
+
+    def energies(self, networks: Mapping[str, Network]) -> Session:
+        """The energy of the original beside that of some networks, read once per run; those that fail are left out."""
+
+        def now() -> dict[str, Any]:
+            with tempfile.TemporaryDirectory(prefix="apportion-energy-") as scratch:
+                candidates = [self.original]
+                for name, network in networks.items():
+                    folder = Path(scratch) / name
+                    save(network, folder)
+                    candidates.append(Candidate(name=name, ref=str(folder), factory=self.factory))
+                processes = min(2, self.config.processes)
+                session = measure(
+                    candidates,
+                    self.target,
+                    self.shape,
+                    processes=processes,
+                    seconds=0.2,
+                    energy_seconds=self.energy_seconds,
+                )
+            if BASELINE in session.failures:
+                session.require()
+            session.energy(BASELINE)  # a counter that gave nothing is told, not stored
+            return session.to_json()
+
+        what = {"run": self.run, "what": "energy", "target": self.target.identity}
+        return Session.from_json(self.store.get_or_make(what, now))
 
     def known(self, network: Network, parts: Parts) -> Anchored:
         """The cost model of the profile that the run was given, with the parts under its view."""
@@ -159,8 +194,15 @@ class Bench:
         candidates = [self.original, self.candidate(folder, artefact)]
 
         def more(processes: int, before: int = 0) -> Session:
-            found = measure(candidates, self.target, self.shape, processes=processes, seconds=1.5, before=before)
-            return found.require()
+            return measure(
+                candidates,
+                self.target,
+                self.shape,
+                processes=processes,
+                seconds=1.5,
+                energy_seconds=self.energy_seconds,
+                before=before,
+            ).require()
 
         session = more(min(2, self.config.processes))
         if over(session):
@@ -188,25 +230,25 @@ def read_artefact(
     artefact: Path | None = None,
 ) -> dict[str, Reading]:
     """What a saved model costs: the size of its file (or of the artefact, where it is quantised), its counts, its peak
-    memory where the budget limits it, and its latency where a session measured it.
+    memory where the budget limits it, and its latency and energy where a session measured them.
 
-    Under a relative limit the latency is the measured ratio times the baseline, so that a slower hour on the machine,
-    which slows both, does not count.
+    Under a relative limit these are the measured ratio times the baseline, so that a slower hour on the machine, which
+    slows both, does not count.
     """
     readings = {name: meter.read(network) for name, meter in static_meters(asked).items()}
-    latency = latency_limit(asked)
     size_bytes = (folder / "model.safetensors").stat().st_size
     if network.precision == "int8" and artefact is not None:
         size_bytes = sum(path.stat().st_size for path in model_files(artefact))
     readings["size"] = Reading(value=float(size_bytes), unit="B")
-    if latency is not None and session is not None:
-        if latency.relative:
-            ratio, base = session.ratio(FINAL, BASELINE), baseline[latency.key]
-            readings[latency.key] = Reading(
-                value=ratio.value * base.value, unit="ms", stderr=ratio.stderr * base.value, count=ratio.count
+    for limit in measured_limits(asked) if session is not None else ():
+        assert session is not None
+        if limit.relative:
+            ratio, base = session.ratio(FINAL, BASELINE, limit.quantity), baseline[limit.key]
+            readings[limit.key] = Reading(
+                value=ratio.value * base.value, unit=base.unit, stderr=ratio.stderr * base.value, count=ratio.count
             )
         else:
-            readings[latency.key] = session.latency(FINAL)
+            readings[limit.key] = session.reading(limit.quantity, FINAL)
     return readings
 
 
@@ -218,9 +260,9 @@ def budget_target(budget: Budget, option: str | None) -> Target:
     target = working_target(named.pop() if named else None)
     if limit_on("energy", budget) is not None:
         source = find_source(target.device)
-        why = source.why if source.joules is None else f"{source.why} is there, but fit does not read it yet"
-        possible = "latency, size, memory, params, flops"
-        raise BudgetError(f"fit can't limit energy on {target.name}: {why}; possible are {possible}")
+        if source.joules is None:
+            possible = "latency, size, memory, params, flops"
+            raise BudgetError(f"fit can't limit energy on {target.name}: {source.why}; possible are {possible}")
     return target
 
 
@@ -228,8 +270,9 @@ def limit_on(quantity: str, budget: Budget) -> Limit | None:
     return next((limit for limit in budget.limits if limit.quantity == quantity), None)
 
 
-def latency_limit(budget: Budget) -> Limit | None:
-    return limit_on("latency", budget)
+def measured_limits(budget: Budget) -> tuple[Limit, ...]:
+    """The limits that are judged by a session on the target."""
+    return tuple(limit for limit in budget.limits if limit.quantity in MEASURED)
 
 
 def model_digest(network: Network) -> str:

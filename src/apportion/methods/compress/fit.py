@@ -144,7 +144,7 @@ def _report(
     with plan.progress.stage("judge on held-out examples"):
         before = plan.report.read(plan.network)
         after = plan.bench.read_quality(plan.report, plan.splits.report, result.model, rung.model)
-    session = plan.session(result.model, budget, rung.model) if plan.latency else None
+    session = plan.session(result.model, budget, rung.model) if plan.foreseen else None
     final = plan.measured(result.model, budget, rung.model)
     target = plan.bench.target
     floor = plan.kept.floor(result.measured) if plan.kept is not None and KEPT in result.measured else None

@@ -20,7 +20,7 @@ from apportion.device.answers import answers, build
 from apportion.device.build import model_files, needs_build
 from apportion.device.energy import find_source
 from apportion.device.measure import Candidate, Session, Shape, measure
-from apportion.device.memory import AllocatedPeak
+from apportion.device.memory import peak_on
 from apportion.device.meters import FlopCount, ParameterCount, SizeOnDisk
 from apportion.device.probe import working_target
 from apportion.device.store import Store
@@ -214,17 +214,22 @@ class Bench:
         return session
 
 
-def static_meters(budget: Budget | None = None) -> dict[str, Meter[Network]]:
-    """Meters that need no clock, by the name they go by in budgets; peak memory only where the budget limits it."""
+def static_meters(budget: Budget | None = None, target: Target | None = None) -> dict[str, Meter[Network]]:
+    """Meters that need no clock, by the name they go by in budgets; peak memory only where the budget limits it.
+
+    Args:
+        target: whose peak memory is limited.
+    """
     memory = limit_on("memory", budget) if budget is not None else None
     meters: dict[str, Meter[Network]] = {"params": ParameterCount(), "size": SizeOnDisk(), "flops": FlopCount()}
-    return meters | ({} if memory is None else {memory.key: AllocatedPeak()})
+    return meters | ({} if memory is None else {memory.key: peak_on(target)})
 
 
 def read_artefact(
     network: Network,
     folder: Path,
     asked: Budget,
+    target: Target,
     baseline: Mapping[str, Reading],
     session: Session | None,
     artefact: Path | None = None,
@@ -235,7 +240,7 @@ def read_artefact(
     Under a relative limit these are the measured ratio times the baseline, so that a slower hour on the machine, which
     slows both, does not count.
     """
-    readings = {name: meter.read(network) for name, meter in static_meters(asked).items()}
+    readings = {name: meter.read(network) for name, meter in static_meters(asked, target).items()}
     size_bytes = (folder / "model.safetensors").stat().st_size
     if network.precision == "int8" and artefact is not None:
         size_bytes = sum(path.stat().st_size for path in model_files(artefact))

@@ -88,13 +88,13 @@ class Plan:
                 self._choose_int8()
         self.offer = self._offered()
         self.foreseen = self._foresee(twin) if measured_limits(asked) else {}
-        counted = static_meters(asked)
+        counted = static_meters(asked, bench.target)
         self.meters = counted | {key: one.meter for key, one in self.foreseen.items()}
         self.baseline = {key: meter.read(network) for key, meter in counted.items()}
         self.baseline |= {key: one.baseline for key, one in self.foreseen.items()}
         memory = limit_on("memory", asked)
         if memory is not None:
-            self.meters[memory.key] = SpreadPeak(network)  # the check reads the peak itself
+            self.meters[memory.key] = SpreadPeak(network, counted[memory.key])  # the check reads the peak itself
         self.budget = asked.resolve(self.baseline)
         int8 = None if self.recipe is None else self.recipe.int8
         least = counted_floor(network, partition, self.offer.knobs, counted, int8)
@@ -239,13 +239,13 @@ class Plan:
         """What the model saved in a folder costs, measured if the budget is about the clock or the counter."""
         session = self.session(network, budget, folder) if self.foreseen else None
         artefact = self.bench.artefact(network, folder)
-        return read_artefact(network, folder, self.asked, self.baseline, session, artefact)
+        return read_artefact(network, folder, self.asked, self.bench.target, self.baseline, session, artefact)
 
     def session(self, network: Network, budget: Budget, folder: Path) -> Session:
         artefact = self.bench.artefact(network, folder)
 
         def measured(session: Session) -> dict[str, Reading]:
-            return read_artefact(network, folder, self.asked, self.baseline, session, artefact)
+            return read_artefact(network, folder, self.asked, self.bench.target, self.baseline, session, artefact)
 
         def clear(session: Session) -> bool:
             return budget.met(measured(session), Z) or not budget.met(measured(session))

@@ -85,7 +85,7 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
         with progress.stage("measure in fresh processes"):
             session = bench.measure(rundir.model, artefact=artefact)
     opened = artefact or bench.artefact(network, rundir.model)
-    measured = read_artefact(network, rundir.model, asked, certificate.baseline, session, opened)
+    measured = read_artefact(network, rundir.model, asked, target, certificate.baseline, session, opened)
     with progress.stage("judge on held-out examples"):
         quality = meter_of(original, splits, splits.report, config.quality)
         before = quality.read(original)

@@ -242,6 +242,21 @@ def test_one_disturbed_process_of_many_does_not_widen_the_error():
     assert errors == pytest.approx([errors[0]] * 2, rel=0.5)
 
 
+def test_halves_apart_in_time_have_their_distance_in_the_error():
+    def sitting(ms):
+        rows = {"a": (timing(ms),) * 3, "b": (timing(10.0),) * 3}
+        return Session(rows, {"processes": 3, "tight": True})
+
+    together, apart = sitting(5.0).plus(sitting(5.4)), sitting(5.0).plus(sitting(5.4), later=True)
+    assert (together.parts, apart.parts) == ((), (3, 3))
+    assert apart.latency("a").stderr == pytest.approx(0.2)  # half the distance, however many processes each half has
+    assert apart.ratio("a", "b").stderr == pytest.approx(0.02)
+    assert apart.latency("a").stderr > together.latency("a").stderr
+    assert apart.latency("b").stderr == together.latency("b").stderr
+    assert apart.plus(sitting(5.4)).parts == (3, 6)
+    assert Session.from_json(apart.to_json()) == apart
+
+
 def test_the_error_of_two_processes_holds_their_spread():
     apart = Session({"a": (timing(10), timing(11))}, {})
     assert apart.latency("a").stderr > 0.5 / math.sqrt(2)

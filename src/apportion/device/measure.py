@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 from apportion.core.meter import Reading
@@ -65,12 +66,14 @@ class Timing:
 class Session:
     """Interleaved timings of some candidates, process by process, with the conditions they ran under.
 
-    ``failures`` holds the candidates that could not be measured, which have no timings.
+    ``failures`` holds the candidates that could not be measured, which have no timings. ``parts`` are the numbers of
+    processes that were taken together, where they were taken apart in time.
     """
 
     timings: Mapping[str, tuple[Timing, ...]]
     conditions: Mapping[str, Any]
     failures: Mapping[str, Failure] = field(default_factory=dict)
+    parts: tuple[int, ...] = ()
 
     def require(self) -> Session:
         """This session, if every candidate was measured.
@@ -82,11 +85,19 @@ class Session:
             raise MeasureError(f"{name} could not be measured: {failure.kind}: {failure.message}")
         return self
 
-    def plus(self, other: Session) -> Session:
-        """This session with the processes of another added."""
+    def plus(self, other: Session, *, later: bool = False) -> Session:
+        """This session with the processes of another added, as a part of their own where they were taken later.
+
+        How far parts are apart is in the error, as one sitting on a machine differs from another.
+        """
+        parts = self.parts or (self.conditions["processes"],) if later or self.parts else ()
+        if later:
+            parts = (*parts, other.conditions["processes"])
+        elif parts:
+            parts = (*parts[:-1], parts[-1] + other.conditions["processes"])
         both = self.timings.keys() & other.timings.keys()
         timings = {name: rows + other.timings[name] for name, rows in self.timings.items() if name in both}
-        return Session(timings, merged(self.conditions, other.conditions), {**self.failures, **other.failures})
+        return Session(timings, merged(self.conditions, other.conditions), {**self.failures, **other.failures}, parts)
 
     def reading(self, quantity: str, name: str) -> Reading:
         """Latency or energy of a candidate: the median over processes; with several their spread is in the error.
@@ -94,7 +105,7 @@ class Session:
         Raises:
             MeasureError: a process did not measure it; says why.
         """
-        return _pooled(self._by_process(quantity, name))
+        return _pooled(self._by_process(quantity, name), self.parts)
 
     def latency(self, name: str) -> Reading:
         """Milliseconds per call, the median of the medians."""
@@ -107,7 +118,7 @@ class Session:
     def ratio(self, name: str, to: str, quantity: str = "latency") -> Reading:
         """Latency or energy relative to another candidate in the same processes."""
         pairs = zip(self._by_process(quantity, name), self._by_process(quantity, to), strict=True)
-        return _pooled([_divided(ours, theirs) for ours, theirs in pairs])
+        return _pooled([_divided(ours, theirs) for ours, theirs in pairs], self.parts)
 
     def _by_process(self, quantity: str, name: str) -> list[Reading]:
         timings = self.timings[name]
@@ -134,13 +145,14 @@ class Session:
             "timings": {name: [asdict(timing) for timing in timings] for name, timings in self.timings.items()},
             "conditions": dict(self.conditions),
             "failures": {name: asdict(failure) for name, failure in self.failures.items()},
+            "parts": list(self.parts),
         }
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Session:
         timings = {name: tuple(Timing(**timing) for timing in rows) for name, rows in fields["timings"].items()}
         failures = {name: Failure(**failure) for name, failure in fields["failures"].items()}
-        return cls(timings, fields["conditions"], failures)
+        return cls(timings, fields["conditions"], failures, tuple(fields.get("parts", ())))
 
 
 def measure(
@@ -209,16 +221,27 @@ def measure(
     return Session(timings, conditions_of(runs, target.threads), failures)
 
 
-def _pooled(readings: Sequence[Reading]) -> Reading:
-    """The median of what processes read, with the larger of the errors within and between them."""
+def _pooled(readings: Sequence[Reading], parts: Sequence[int]) -> Reading:
+    """The median of what processes read, with the largest of the errors within and between them and their parts."""
     values = [reading.value for reading in readings]
     within = statistics.fmean(reading.stderr for reading in readings) / len(readings) ** 0.5
     return Reading(
         value=statistics.median(values),
         unit=readings[0].unit,
-        stderr=max(within, _between(values)),
+        stderr=max(within, _between(values), _apart(values, parts)),
         count=sum(reading.count for reading in readings),
     )
+
+
+def _apart(values: Sequence[float], parts: Sequence[int]) -> float:
+    """Standard error of the mean over parts; of two, half their distance.
+
+    It is not widened for their small number, as that of a few processes is: two parts that differ by chance alone would
+    ask for several times the room.
+    """
+    left = iter(values)
+    medians = [statistics.median(islice(left, size)) for size in parts]
+    return statistics.stdev(medians) / len(medians) ** 0.5 if len(medians) > 1 else 0.0
 
 
 def _divided(ours: Reading, theirs: Reading) -> Reading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -174,44 +175,88 @@ class Bench:
             for found, batch in zip(answers(artefact, self.target, some), some, strict=True):
                 yield read_output(network, tuple(found), batch)
 
-    def session(self, folder: Path, clear: Callable[[Session], bool], over: Callable[[Session], bool]) -> Session:
-        """The measurements of the model in a folder beside the original; taken once per content."""
-        what = {"run": self.run, "what": "check", "target": self.target.identity, "model": folder_digest(folder)}
-        return Session.from_json(self.store.get_or_make(what, lambda: self.measure(folder, clear, over).to_json()))
+    def session(
+        self,
+        folder: Path,
+        clear: Callable[[Session], bool],
+        over: Callable[[Session], bool],
+        within: Callable[[Session], bool],
+        *,
+        twice: bool = False,
+    ) -> Session:
+        """The measurements of the model in a folder beside the original; taken once per content.
+
+        Args:
+            twice: with the second half, which is taken when this is asked for first.
+        """
+        what = {"run": self.run, "target": self.target.identity, "model": folder_digest(folder)}
+
+        def first() -> dict[str, Any]:
+            return self.measure(folder, clear, over, within).to_json()
+
+        session = Session.from_json(self.store.get_or_make(what | {"what": "check"}, first))
+        if not twice:
+            return session
+        both = self.store.get_or_make(
+            what | {"what": "check, both halves"}, lambda: self.measure_again(session, folder, clear).to_json()
+        )
+        return Session.from_json(both)
 
     def measure(
         self,
         folder: Path,
         clear: Callable[[Session], bool] = lambda session: True,
         over: Callable[[Session], bool] = lambda session: False,
+        within: Callable[[Session], bool] = lambda session: False,
         artefact: Path | None = None,
     ) -> Session:
         """A saved model, or what was built of it, against the original, side by side in several fresh processes.
 
-        Two are enough where they say that it is far ``over`` the budget. Processes are added, to at most three times as
-        many, while the session is not ``clear`` about it.
+        Two are enough where they say that it is far ``over`` the budget, half where they say that it is ``within``.
+        Processes are added, to at most three times as many, while the session is not ``clear`` about it.
         """
-        candidates = [self.original, self.candidate(folder, artefact)]
-
-        def more(processes: int, before: int = 0) -> Session:
-            return measure(
-                candidates,
-                self.target,
-                self.shape,
-                processes=processes,
-                seconds=1.5,
-                energy_seconds=self.energy_seconds,
-                before=before,
-            ).require()
-
-        session = more(min(2, self.config.processes))
+        count = self.config.processes
+        session = self._more(min(2, count), folder, artefact)
         if over(session):
             return session
-        if self.config.processes > 2:
-            session = session.plus(more(self.config.processes - 2, before=2))
+        if (half := first_half(count)) > 2:
+            session = session.plus(self._more(half - 2, folder, artefact, before=2))
+        if count > half and not within(session):
+            session = session.plus(self._more(count - half, folder, artefact, before=half))
+        return self._until(clear, session, folder, artefact)
+
+    def measure_again(self, session: Session, folder: Path, clear: Callable[[Session], bool]) -> Session:
+        """A session with a second half, taken now; more where both together are not ``clear``."""
+        done, num_more = session.conditions["processes"], self.config.processes - first_half(self.config.processes)
+        if num_more:
+            session = session.plus(self._more(num_more, folder, before=done), later=True)
+        return self._until(clear, session, folder)
+
+    def _until(
+        self, clear: Callable[[Session], bool], session: Session, folder: Path, artefact: Path | None = None
+    ) -> Session:
         while not clear(session) and (done := session.conditions["processes"]) < 3 * self.config.processes:
-            session = session.plus(more(1, before=done))
+            session = session.plus(self._more(1, folder, artefact, before=done))
         return session
+
+    def _more(self, processes: int, folder: Path, artefact: Path | None = None, before: int = 0) -> Session:
+        return measure(
+            [self.original, self.candidate(folder, artefact)],
+            self.target,
+            self.shape,
+            processes=processes,
+            seconds=1.5,
+            energy_seconds=self.energy_seconds,
+            before=before,
+        ).require()
+
+
+def first_half(processes: int) -> int:
+    """How many of the processes of a check come first: half, made even, as every other one opens in reverse.
+
+    Where they say that the model is within the budget, the others are taken when its quality was judged.
+    """
+    return min(processes, 2 * math.ceil(processes / 4))
 
 
 def static_meters(budget: Budget | None = None, target: Target | None = None) -> dict[str, Meter[Network]]:

@@ -37,6 +37,7 @@ from apportion.methods.compress.rulenames import parse_rules
 from apportion.methods.compress.rundir import Rung
 from apportion.models.network import Network
 from apportion.models.partition import Partition
+from apportion.models.safefile import folder_digest
 from apportion.models.save import save
 from apportion.numerics.stats import normal_quantile
 from apportion.tasks.batches import Examples, Splits
@@ -68,6 +69,7 @@ class Plan:
             require_labels(network, splits)
         self.asked = asked
         self.overstated: dict[str, float] = {}
+        self._judged: dict[str, tuple[Reading, Reading]] = {}
         twin = int8_twin(bench.target) if "quantise" in self.allowed else None
         if twin is not None:
             bench.target = bench.target.with_isa(twin.isa)  # one instruction set for both
@@ -209,6 +211,10 @@ class Plan:
                 save(network, rung.model)
                 return self.measured(network, budget, rung.model)
 
+            def confirm(network: Network) -> dict[str, Reading]:
+                self.judged(network, rung.model)
+                return self.measured(network, budget, rung.model, twice=True)
+
             knobs = self._knobs_from(setting)
             slack = math.inf if self.towards is not None and config.repair_steps else 0.0
             policy = policy_named(config.policy, None if self.floor is None else self.floor - slack)
@@ -228,6 +234,7 @@ class Plan:
                 restored_by=self._restored_by(),
                 check=check,
                 guard=None if self.kept is None else self.kept.guard(rung.model),
+                confirm=confirm if self.foreseen else None,
                 max_checks=MAX_CHECKS,
                 aim=self._aim(budget),
                 max_steps=config.max_steps,
@@ -235,25 +242,39 @@ class Plan:
                 on_row=on_row,
             )
 
-    def measured(self, network: Network, budget: Budget, folder: Path) -> dict[str, Reading]:
+    def measured(self, network: Network, budget: Budget, folder: Path, *, twice: bool = False) -> dict[str, Reading]:
         """What the model saved in a folder costs, measured if the budget is about the clock or the counter."""
-        session = self.session(network, budget, folder) if self.foreseen else None
+        session = self.session(network, budget, folder, twice=twice) if self.foreseen else None
         artefact = self.bench.artefact(network, folder)
         return read_artefact(network, folder, self.asked, self.bench.target, self.baseline, session, artefact)
 
-    def session(self, network: Network, budget: Budget, folder: Path) -> Session:
+    def session(self, network: Network, budget: Budget, folder: Path, *, twice: bool = False) -> Session:
+        """The measurements of a check; ``twice`` with those of the second half, which are taken later."""
         artefact = self.bench.artefact(network, folder)
 
         def measured(session: Session) -> dict[str, Reading]:
             return read_artefact(network, folder, self.asked, self.bench.target, self.baseline, session, artefact)
 
+        def within(session: Session) -> bool:
+            return budget.met(measured(session), Z)
+
         def clear(session: Session) -> bool:
-            return budget.met(measured(session), Z) or not budget.met(measured(session))
+            return within(session) or not budget.met(measured(session))
 
         def over(session: Session) -> bool:
             return budget.excess(measured(session)) > FAR
 
-        return self.bench.session(folder, clear, over)
+        return self.bench.session(folder, clear, over, within, twice=twice)
+
+    def judged(self, network: Network, folder: Path) -> tuple[Reading, Reading]:
+        """The quality of the original and of the model saved in a folder, on held-out examples; read once."""
+        content = folder_digest(folder)
+        if content not in self._judged:
+            with self.progress.stage("judge on held-out examples"):
+                before = self.report.read(self.network)
+                after = self.bench.read_quality(self.report, self.splits.report, network, folder)
+            self._judged[content] = before, after
+        return self._judged[content]
 
     def learn(self, network: Network, final: Mapping[str, Reading]) -> None:
         """Remembers how much the predictions overstate a rung that was measured, for the aim of the next."""

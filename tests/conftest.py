@@ -6,6 +6,8 @@ import importlib.metadata
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -61,3 +63,27 @@ def told(tmp_path, monkeypatch, capfd):
         return subprocess.CompletedProcess(args, stop.value.code, out, err)
 
     return run
+
+
+@pytest.fixture
+def counter(tmp_path_factory, monkeypatch):
+    """A folder like the system's with one counter of a processor that draws ten watts."""
+    system = tmp_path_factory.mktemp("powercap")
+    package = system / "intel-rapl:0"
+    package.mkdir()
+    (package / "max_energy_range_uj").write_text(str(10**12))
+    (package / "energy_uj").write_text("0")
+    done = threading.Event()
+
+    def draw():
+        while not done.wait(0.005):
+            draft = package / "draft"
+            draft.write_text(str(int(time.monotonic() * 1e7)))
+            draft.replace(package / "energy_uj")
+
+    drawing = threading.Thread(target=draw)
+    drawing.start()
+    monkeypatch.setattr("apportion.device.energy.RAPL", system)
+    yield
+    done.set()
+    drawing.join()

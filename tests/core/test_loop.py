@@ -347,6 +347,24 @@ def test_a_guard_reads_only_what_was_measured_within_the_budget_and_needs_a_chec
         run(ladder(), "8ms", guard=Guard(reads, 0.0))
 
 
+def test_a_confirmation_comes_after_the_guard_and_may_send_the_run_on():
+    said = []
+    exact, slower = (measure(Scaled(ladder().meters["latency"], by)) for by in (1.0, 1.25))
+    guard = Guard(lambda model: said.append("guard") or {"quality": Reading(value=1.0, unit="points")}, 0.0)
+
+    def confirm(model):
+        said.append("confirm")
+        return slower(model)
+
+    result, rows = run(ladder(), "8ms", check=exact, guard=guard, confirm=confirm)
+    assert result.met
+    assert result.measured["latency"].value == slower(result.model)["latency"].value <= 8.0
+    assert any(row.note == "measured over budget" for row in rows)  # where the check alone had agreed
+    assert said == ["guard", "confirm"] * sum(row.kind == "check" for row in rows)
+    with pytest.raises(KnobError, match="give both"):
+        run(ladder(), "8ms", confirm=confirm)
+
+
 def test_a_guard_judges_the_reading_it_names_at_its_own_confidence_and_records_all():
     def guard(z):
         readings = {"quality": Reading(value=0.9, unit="ratio"), "kept": Reading(value=0.99, unit="ratio", stderr=0.01)}

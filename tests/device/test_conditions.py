@@ -59,3 +59,5 @@ def test_where_energy_is_missing_in_one_process_it_is_missing():
     missing = {"provenance": "unavailable", "why": "it needs root"}
     assert conditions_of([run(energy=measured), run(energy=missing)], 1)["energy"] == missing
     assert "energy" not in conditions_of([run()], 1)
+    assert merged({"energy": measured}, {"energy": missing})["energy"] == missing
+    assert "energy" not in merged({}, {})

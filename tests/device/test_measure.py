@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -25,29 +23,6 @@ TARGET = find_target("torch-cpu-1t")
 
 def timing(median_ms: float, stderr_ms: float = 0.01) -> Timing:
     return Timing(median_ms, stderr_ms, 0.1, median_ms * 1.1, 20)
-
-
-@pytest.fixture
-def counter(tmp_path, monkeypatch):
-    """A folder like the system's with one counter of a processor that draws ten watts."""
-    package = tmp_path / "intel-rapl:0"
-    package.mkdir()
-    (package / "max_energy_range_uj").write_text(str(10**12))
-    (package / "energy_uj").write_text("0")
-    done = threading.Event()
-
-    def draw():
-        while not done.wait(0.005):
-            draft = package / "draft"
-            draft.write_text(str(int(time.monotonic() * 1e7)))
-            draft.replace(package / "energy_uj")
-
-    drawing = threading.Thread(target=draw)
-    drawing.start()
-    monkeypatch.setattr("apportion.device.energy.RAPL", tmp_path)
-    yield
-    done.set()
-    drawing.join()
 
 
 def test_a_measured_model_has_a_positive_latency_with_its_conditions():
@@ -224,6 +199,17 @@ def test_energy_is_the_median_over_processes_with_their_spread():
     reading = Session({"a": rows}, {}).energy("a")
     assert (reading.value, reading.unit, reading.count) == (21.0, "mJ", 3)
     assert reading.stderr > 1 / math.sqrt(3)
+    beside = tuple(replace(timing(1), energy_mj=value) for value in (10.0, 11.0, 10.5))
+    ratio = Session({"a": rows, "b": beside}, {}).ratio("a", "b", "energy")
+    assert (ratio.value, ratio.unit) == (2.0, "ratio")  # in every process, whatever moved both
+    assert ratio.stderr < 0.01
+
+
+def test_energy_that_one_process_did_not_read_is_not_measured():
+    told = {"energy": {"provenance": "unavailable", "why": "the counter stood still"}}
+    session = Session({"a": (replace(timing(10), energy_mj=20.0), timing(10))}, told)
+    with pytest.raises(MeasureError, match="of a was not measured: the counter stood still"):
+        session.energy("a")
 
 
 @pytest.mark.parametrize("name", ["torch-cpu-1t", "ort-cpu-1t"])
@@ -254,6 +240,21 @@ def test_one_disturbed_process_of_many_does_not_widen_the_error():
     errors = [session.latency("a").stderr for session in sessions]
     assert errors[1] < 0.02
     assert errors == pytest.approx([errors[0]] * 2, rel=0.5)
+
+
+def test_halves_apart_in_time_have_their_distance_in_the_error():
+    def sitting(ms):
+        rows = {"a": (timing(ms),) * 3, "b": (timing(10.0),) * 3}
+        return Session(rows, {"processes": 3, "tight": True})
+
+    together, apart = sitting(5.0).plus(sitting(5.4)), sitting(5.0).plus(sitting(5.4), later=True)
+    assert (together.parts, apart.parts) == ((), (3, 3))
+    assert apart.latency("a").stderr == pytest.approx(0.2)  # half the distance, however many processes each half has
+    assert apart.ratio("a", "b").stderr == pytest.approx(0.02)
+    assert apart.latency("a").stderr > together.latency("a").stderr
+    assert apart.latency("b").stderr == together.latency("b").stderr
+    assert apart.plus(sitting(5.4)).parts == (3, 6)
+    assert Session.from_json(apart.to_json()) == apart
 
 
 def test_the_error_of_two_processes_holds_their_spread():

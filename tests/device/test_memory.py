@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from apportion.device.energy import EnergySource, find_source, read_energy
-from apportion.device.memory import AllocatedPeak, CudaPeak, LivenessPeak, SpreadPeak
+from apportion.device.memory import AllocatedPeak, CudaPeak, LivenessPeak, SpreadPeak, peak_on
 from apportion.device.target import find_target
 from apportion.errors import MeasureError
 from apportion.models.network import Network, Origin
@@ -30,7 +30,7 @@ def test_a_peak_to_plan_with_falls_when_one_of_two_that_share_it_is_cut():
         return network_of(nn.Sequential(*layers), 1, 100)
 
     whole, one, both = chain(900, 900), chain(450, 900), chain(450, 450)
-    spread = SpreadPeak(whole)
+    spread = SpreadPeak(whole, AllocatedPeak())
     assert AllocatedPeak().read(one).value == AllocatedPeak().read(whole).value
     assert spread.read(whole).value == pytest.approx(AllocatedPeak().read(whole).value)
     assert spread.read(both).value < spread.read(one).value < 0.99 * spread.read(whole).value
@@ -117,7 +117,14 @@ def test_memory_on_a_gpu_is_what_the_pass_adds_to_what_was_held(monkeypatch):
     assert calls == ["torch-cuda"] * 2  # once before, as first use compiles and reserves
 
 
+def test_the_peak_of_a_limit_is_that_of_the_device():
+    assert isinstance(peak_on(find_target("compile-cuda")), CudaPeak)
+    for target in (find_target("ort-cpu-1t"), None):
+        assert isinstance(peak_on(target), AllocatedPeak)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_memory_on_a_real_gpu_holds_the_activations():
     chain = nn.Sequential(nn.Linear(1000, 3000, bias=False), nn.Linear(3000, 100, bias=False))
     assert CudaPeak(find_target("torch-cuda")).read(network_of(chain, 1, 1000)).value >= 4 * (3000 + 100)
+    assert {weight.device.type for weight in chain.parameters()} == {"cpu"}

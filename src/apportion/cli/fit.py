@@ -19,7 +19,7 @@ Example: apportion fit minilm --budget "latency<=70%, size<=80MB" -o runs/minilm
 
 def command(
     model: Annotated[str, typer.Argument(help="Built-in name, folder, or module.path:factory.", show_default=False)],
-    budget: Annotated[str, typer.Option(help="Such as 8ms, 60%, 'latency<=8ms@torch-cpu-1t, size<=20MB'.")],
+    budget: Annotated[str, typer.Option(help="Such as 8ms, 60%, 5mJ, 'latency<=8ms@torch-cpu-1t, size<=20MB'.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Run folder; the same folder resumes.", metavar="RUN")],
     data: Annotated[str | None, typer.Option(help="A file of texts, images or inputs, a folder, or a domain.")] = None,
     factory: Annotated[str | None, typer.Option(help="module.path:factory that a saved model came from.")] = None,

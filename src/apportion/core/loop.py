@@ -97,6 +97,7 @@ def budgeted_loop(
     restored_by: str | None = None,
     check: Callable[[M], Mapping[str, Reading]] | None = None,
     guard: Guard[M] | None = None,
+    confirm: Callable[[M], Mapping[str, Reading]] | None = None,
     max_checks: int = 5,
     aim: Budget | None = None,
     max_steps: int = 10_000,
@@ -134,14 +135,15 @@ def budgeted_loop(
         restored_by: the reading that a knob which restores must raise, where a finer one than quality is read.
         check: measures a finished model afresh.
         guard: judges the quality of a finished model that was measured to be within the budget.
+        confirm: measures a finished model that passed both once more, later; its readings replace those of ``check``.
         aim: limits that the loop works towards at first, the budget's by default; looser ones where readings may be
             too high, so that checks lead it to the budget from above and nothing more than needed is cut.
         break_on_reject: end at the first rejected move, as Algorithm 1 is written, instead of asking the policy again.
         on_row: told of every new row, for progress display.
     """
     _check_arguments(knobs, rules, meters, budget, quality)
-    if guard is not None and check is None:
-        raise KnobError("a guard judges what a check has measured; give both")
+    if check is None and (guard is not None or confirm is not None):
+        raise KnobError("a guard or a confirmation follows what a check has measured; give both")
     run = _Run(model, knobs, rules, meters, budget, aim or budget, ledger, quality, restored_by or quality, z, on_row)
     floor = None if quality_floor is None else quality_floor - quality_slack
     while True:
@@ -164,7 +166,7 @@ def budgeted_loop(
             if last.kind != "check":
                 if len(ledger) > max_steps:
                     return run.result(Outcome.OUT_OF_STEPS, _last_check(ledger))
-                run.check(check, guard if restored else None)
+                run.check(check, *((guard, confirm) if restored else (None, None)))
                 continue
             if last.accepted:
                 return run.result(Outcome.MET, last.readings)
@@ -271,7 +273,12 @@ class _Run(Generic[M]):
         elif candidate is not None:
             self._last_trial = (setting, candidate)
 
-    def check(self, measure: Callable[[M], Mapping[str, Reading]], guard: Guard[M] | None) -> None:
+    def check(
+        self,
+        measure: Callable[[M], Mapping[str, Reading]],
+        guard: Guard[M] | None,
+        confirm: Callable[[M], Mapping[str, Reading]] | None,
+    ) -> None:
         """Measures the model afresh; where that exceeds the promise, tightens the limits the loop works towards."""
         began = time.perf_counter()
         measured = dict(measure(self.model))
@@ -279,6 +286,9 @@ class _Run(Generic[M]):
         if not note and guard is not None:
             measured |= guard.read(self.model)
             note = "" if guard.holds(measured) else UNDER_FLOOR
+        if not note and confirm is not None:
+            measured |= confirm(self.model)
+            note = "" if self.promised.met(measured, self.z) else OVER_BUDGET
         self._record("check", measured, not note, began=began, note=note)
         if note:
             self._tighten(measured)

@@ -28,11 +28,7 @@ def conditions_of(runs: Sequence[Mapping[str, Any]], threads: int) -> dict[str, 
         "steal_ratio": max((run["steal_ratio"] for run in runs), default=0.0),
         "versions": runs[0]["versions"] if runs else {},
     }
-    energy = [run["energy"] for run in runs if "energy" in run]
-    if energy:
-        missing = [told for told in energy if told["provenance"] == "unavailable"]
-        conditions["energy"] = (missing or energy)[0]
-    return conditions | {"disturbed": disturbance(conditions)}
+    return conditions | _energy_of(runs) | {"disturbed": disturbance(conditions)}
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,8 +38,16 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         **{name: max(one[name], other[name]) for name in _WORST if name in one and name in other},
         **{name: one[name] + other[name] for name in _SUMS if name in one and name in other},
         "tight": one.get("tight", True) and other.get("tight", True),
+        **_energy_of([one, other]),
     }
     return together | {"disturbed": disturbance(together)}
+
+
+def _energy_of(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Where joules come from, if they were asked for; the first that says there are none speaks for all."""
+    energy = [one["energy"] for one in told if "energy" in one]
+    missing = [one for one in energy if one["provenance"] == "unavailable"]
+    return {"energy": (missing or energy)[0]} if energy else {}
 
 
 def disturbance(conditions: Mapping[str, Any]) -> Disturbance | None:

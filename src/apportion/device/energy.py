@@ -25,9 +25,9 @@ class EnergySource:
     joules: Callable[[], float] | None = None
 
 
-def find_source(device: str, rapl: Path = RAPL) -> EnergySource:
-    """The energy counter of a device: RAPL for a CPU, NVML for a CUDA device."""
-    return _nvml() if device == "cuda" else _rapl(rapl)
+def find_source(device: str, rapl: Path | None = None) -> EnergySource:
+    """The energy counter of a device: RAPL for a CPU, below ``RAPL`` unless told otherwise, NVML for a CUDA device."""
+    return _nvml() if device == "cuda" else _rapl(rapl or RAPL)
 
 
 def read_energy(step: Callable[[], Any], source: EnergySource, *, seconds: float = 1.0) -> Reading:

@@ -1,10 +1,11 @@
-"""Measuring latency: candidates take turns inside fresh child processes with a time limit; a death is an outcome."""
+"""Measuring latency and energy: candidates take turns in fresh child processes with a limit; a death is an outcome."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 from apportion.core.meter import Reading
@@ -65,12 +66,14 @@ class Timing:
 class Session:
     """Interleaved timings of some candidates, process by process, with the conditions they ran under.
 
-    ``failures`` holds the candidates that could not be measured, which have no timings.
+    ``failures`` holds the candidates that could not be measured, which have no timings. ``parts`` are the numbers of
+    processes that were taken together, where they were taken apart in time.
     """
 
     timings: Mapping[str, tuple[Timing, ...]]
     conditions: Mapping[str, Any]
     failures: Mapping[str, Failure] = field(default_factory=dict)
+    parts: tuple[int, ...] = ()
 
     def require(self) -> Session:
         """This session, if every candidate was measured.
@@ -82,20 +85,53 @@ class Session:
             raise MeasureError(f"{name} could not be measured: {failure.kind}: {failure.message}")
         return self
 
-    def plus(self, other: Session) -> Session:
-        """This session with the processes of another added."""
+    def plus(self, other: Session, *, later: bool = False) -> Session:
+        """This session with the processes of another added, as a part of their own where they were taken later.
+
+        How far parts are apart is in the error, as one sitting on a machine differs from another.
+        """
+        parts = self.parts or (self.conditions["processes"],) if later or self.parts else ()
+        if later:
+            parts = (*parts, other.conditions["processes"])
+        elif parts:
+            parts = (*parts[:-1], parts[-1] + other.conditions["processes"])
         both = self.timings.keys() & other.timings.keys()
         timings = {name: rows + other.timings[name] for name, rows in self.timings.items() if name in both}
-        return Session(timings, merged(self.conditions, other.conditions), {**self.failures, **other.failures})
+        return Session(timings, merged(self.conditions, other.conditions), {**self.failures, **other.failures}, parts)
+
+    def reading(self, quantity: str, name: str) -> Reading:
+        """Latency or energy of a candidate: the median over processes; with several their spread is in the error.
+
+        Raises:
+            MeasureError: a process did not measure it; says why.
+        """
+        return _pooled(self._by_process(quantity, name), self.parts)
 
     def latency(self, name: str) -> Reading:
-        """Median over processes of the median latency; with several processes their spread is in the error."""
+        """Milliseconds per call, the median of the medians."""
+        return self.reading("latency", name)
+
+    def energy(self, name: str) -> Reading:
+        """Millijoules per call."""
+        return self.reading("energy", name)
+
+    def ratio(self, name: str, to: str, quantity: str = "latency") -> Reading:
+        """Latency or energy relative to another candidate in the same processes."""
+        pairs = zip(self._by_process(quantity, name), self._by_process(quantity, to), strict=True)
+        return _pooled([_divided(ours, theirs) for ours, theirs in pairs], self.parts)
+
+    def _by_process(self, quantity: str, name: str) -> list[Reading]:
         timings = self.timings[name]
-        medians = [timing.median_ms for timing in timings]
-        within = statistics.fmean(timing.stderr_ms for timing in timings) / len(timings) ** 0.5
-        between = _between(medians)
-        count = sum(timing.count for timing in timings)
-        return Reading(value=statistics.median(medians), unit="ms", stderr=max(within, between), count=count)
+        if quantity == "latency":
+            return [Reading(value=t.median_ms, unit="ms", stderr=t.stderr_ms, count=t.count) for t in timings]
+        assert quantity == "energy", quantity
+        read = [
+            Reading(value=t.energy_mj, unit="mJ", stderr=t.energy_stderr_mj) for t in timings if t.energy_mj is not None
+        ]
+        if len(read) < len(timings):
+            why = self.conditions.get("energy", {}).get("why", "it was not asked for")
+            raise MeasureError(f"the energy of {name} was not measured: {why}")
+        return read
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """What holds the 95 % bootstrap interval of every process; None where one has none."""
@@ -104,49 +140,19 @@ class Session:
             return None
         return min(low for low, _ in bounds), max(high for _, high in bounds)
 
-    def energy(self, name: str) -> Reading:
-        """Millijoules per call: the median over processes; with several processes their spread is in the error.
-
-        Raises:
-            MeasureError: it was not measured; says why.
-        """
-        read = [(t.energy_mj, t.energy_stderr_mj) for t in self.timings[name] if t.energy_mj is not None]
-        if not read:
-            why = self.conditions.get("energy", {}).get("why", "it was not asked for")
-            raise MeasureError(f"the energy of {name} was not measured: {why}")
-        values = [value for value, _ in read]
-        within = statistics.fmean(error for _, error in read) / len(read) ** 0.5
-        return Reading(
-            value=statistics.median(values), unit="mJ", stderr=max(within, _between(values)), count=len(values)
-        )
-
-    def ratio(self, name: str, to: str) -> Reading:
-        """Latency relative to another candidate in the same processes."""
-        pairs = list(zip(self.timings[name], self.timings[to], strict=True))
-        ratios = [ours.median_ms / theirs.median_ms for ours, theirs in pairs]
-        within = (
-            statistics.fmean(
-                ratio * ((ours.stderr_ms / ours.median_ms) ** 2 + (theirs.stderr_ms / theirs.median_ms) ** 2) ** 0.5
-                for ratio, (ours, theirs) in zip(ratios, pairs, strict=True)
-            )
-            / len(pairs) ** 0.5
-        )
-        between = _between(ratios)
-        count = sum(ours.count for ours, _ in pairs)
-        return Reading(value=statistics.median(ratios), unit="ratio", stderr=max(within, between), count=count)
-
     def to_json(self) -> dict[str, Any]:
         return {
             "timings": {name: [asdict(timing) for timing in timings] for name, timings in self.timings.items()},
             "conditions": dict(self.conditions),
             "failures": {name: asdict(failure) for name, failure in self.failures.items()},
+            "parts": list(self.parts),
         }
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Session:
         timings = {name: tuple(Timing(**timing) for timing in rows) for name, rows in fields["timings"].items()}
         failures = {name: Failure(**failure) for name, failure in fields["failures"].items()}
-        return cls(timings, fields["conditions"], failures)
+        return cls(timings, fields["conditions"], failures, tuple(fields.get("parts", ())))
 
 
 def measure(
@@ -213,6 +219,35 @@ def measure(
         jobs = [job for job in jobs if job["name"] not in failures]
     timings = {job["name"]: tuple(Timing(**run["candidates"][job["name"]]) for run in runs) for job in jobs}
     return Session(timings, conditions_of(runs, target.threads), failures)
+
+
+def _pooled(readings: Sequence[Reading], parts: Sequence[int]) -> Reading:
+    """The median of what processes read, with the largest of the errors within and between them and their parts."""
+    values = [reading.value for reading in readings]
+    within = statistics.fmean(reading.stderr for reading in readings) / len(readings) ** 0.5
+    return Reading(
+        value=statistics.median(values),
+        unit=readings[0].unit,
+        stderr=max(within, _between(values), _apart(values, parts)),
+        count=sum(reading.count for reading in readings),
+    )
+
+
+def _apart(values: Sequence[float], parts: Sequence[int]) -> float:
+    """Standard error of the mean over parts; of two, half their distance.
+
+    It is not widened for their small number, as that of a few processes is: two parts that differ by chance alone would
+    ask for several times the room.
+    """
+    left = iter(values)
+    medians = [statistics.median(islice(left, size)) for size in parts]
+    return statistics.stdev(medians) / len(medians) ** 0.5 if len(medians) > 1 else 0.0
+
+
+def _divided(ours: Reading, theirs: Reading) -> Reading:
+    ratio = ours.value / theirs.value
+    relative = ((ours.stderr / ours.value) ** 2 + (theirs.stderr / theirs.value) ** 2) ** 0.5
+    return Reading(value=ratio, unit="ratio", stderr=ratio * relative, count=ours.count)
 
 
 def _between(values: Sequence[float]) -> float:

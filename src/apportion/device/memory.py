@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from apportion.core.meter import Reading
+from apportion.core.meter import Meter, Reading
 from apportion.device.target import Target
 from apportion.models.network import Network, forward
 
@@ -39,9 +39,9 @@ class SpreadPeak:
     unit = "B"
     power = 8
 
-    def __init__(self, original: Network) -> None:
+    def __init__(self, original: Network, peak: Meter[Network]) -> None:
         self.factor = 1.0
-        self.factor = AllocatedPeak().read(original).value / self.read(original).value
+        self.factor = peak.read(original).value / self.read(original).value
 
     def read(self, model: Network) -> Reading:
         alive = _alive(model).alive
@@ -106,10 +106,7 @@ class LivenessPeak:
 
 
 class CudaPeak:
-    """Most bytes that torch held on the GPU at once in a pass as the target runs it, beyond those held before.
-
-    The network's module is left on the GPU.
-    """
+    """Most bytes that torch held on the GPU at once in a pass as the target runs it, beyond those held before."""
 
     unit = "B"
 
@@ -120,13 +117,21 @@ class CudaPeak:
         from apportion.device.runtimes.eager import RUNTIME
 
         step = RUNTIME.open_network(model, self.target)
-        step()  # what is compiled or reserved on first use is not of the pass
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        torch.cuda.synchronize()
-        return Reading(value=float(torch.cuda.max_memory_allocated() - before), unit=self.unit)
+        try:
+            step()  # what is compiled or reserved on first use is not of the pass
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            step()
+            torch.cuda.synchronize()
+            return Reading(value=float(torch.cuda.max_memory_allocated() - before), unit=self.unit)
+        finally:
+            model.module.to("cpu")  # where everything else looks for it
+
+
+def peak_on(target: Target | None) -> Meter[Network]:
+    """The peak that a limit on a target is about: what CUDA's allocator held, or torch's storages in an eager pass."""
+    return CudaPeak(target) if target is not None and target.device == "cuda" else AllocatedPeak()
 
 
 def peak_of_graph(graph: torch.fx.Graph) -> int:

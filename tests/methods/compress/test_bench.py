@@ -28,17 +28,23 @@ def measured(monkeypatch):
     """Runs a check whose model takes so many milliseconds in every process; returns the processes it took."""
     asked = []
 
-    def measure(candidates, target, shape, *, processes, seconds, before):
+    def measure(candidates, target, shape, *, processes, before, **_):
         asked.append((processes, before))
         timing = Timing(median_ms=candidates[1], stderr_ms=0.1, mad_ms=0.1, p95_ms=candidates[1], count=9)
         conditions = {"processes": processes, "tight": True, "wall_per_cpu": 1.0, "load": 0.0, "steal_ratio": 0.0}
         return Session({"final": (timing,) * processes}, conditions, {})
 
-    def run(model_ms, processes, **options):
+    def run(model_ms, processes, again=False, **options):
         asked.clear()
         config = SimpleNamespace(processes=processes)
-        stand = SimpleNamespace(original=None, candidate=lambda *_: model_ms, target=None, shape=None, config=config)
+        stand = SimpleNamespace(original=None, target=None, shape=None, config=config, energy_seconds=0.0)
+        stand.candidate = lambda *_: model_ms
+        for name in ("_more", "_until"):
+            setattr(stand, name, partial(getattr(Bench, name), stand))
         session = Bench.measure(stand, None, over=lambda session: session.latency("final").value > 10, **options)
+        if again:
+            session = Bench.measure_again(stand, session, None, options.get("clear", lambda session: True))
+        assert not session.parts or sum(session.parts) == len(session.timings["final"])
         return len(session.timings["final"]), asked
 
     monkeypatch.setattr(bench, "measure", measure)
@@ -49,7 +55,7 @@ def test_two_processes_are_enough_for_what_is_far_over(measured):
     assert measured(11.0, 6) == (2, [(2, 0)])
 
 
-@pytest.mark.parametrize(("processes", "asked"), [(6, [(2, 0), (4, 2)]), (2, [(2, 0)]), (1, [(1, 0)])])
+@pytest.mark.parametrize(("processes", "asked"), [(6, [(2, 0), (2, 2), (2, 4)]), (2, [(2, 0)]), (1, [(1, 0)])])
 def test_others_take_as_many_as_asked_for_and_keep_turning_the_order(measured, processes, asked):
     assert measured(9.0, processes) == (processes, asked)
 
@@ -58,6 +64,23 @@ def test_an_unclear_check_takes_one_more_at_a_time_up_to_three_times_as_many(mea
     count, asked = measured(9.0, 4, clear=lambda session: False)
     assert count == 12
     assert asked == [(2, 0), (2, 2), *((1, before) for before in range(4, 12))]
+
+
+@pytest.mark.parametrize(
+    ("processes", "first", "then"),
+    [(6, [(2, 0), (2, 2)], [(2, 4)]), (8, [(2, 0), (2, 2)], [(4, 4)]), (2, [(2, 0)], [])],
+)
+def test_what_is_within_after_half_of_the_processes_is_measured_in_the_others_later(measured, processes, first, then):
+    assert measured(9.0, processes, within=lambda session: True)[1] == first
+    assert measured(9.0, processes, again=True, within=lambda session: True) == (processes, first + then)
+
+
+def test_halves_that_are_not_clear_together_take_more(measured):
+    count, asked = measured(
+        9.0, 4, again=True, within=lambda s: True, clear=lambda s: len(s.timings["final"]) in (2, 7)
+    )
+    assert count == 7
+    assert asked == [(2, 0), (2, 2), *((1, before) for before in range(4, 7))]
 
 
 def test_what_was_measured_under_another_instruction_cap_is_measured_again(tmp_path, monkeypatch):
@@ -71,11 +94,30 @@ def test_what_was_measured_under_another_instruction_cap_is_measured_again(tmp_p
             return session
 
         stand = SimpleNamespace(run="run", target=target, store=Store(tmp_path / "store.sqlite"), measure=measure)
-        Bench.session(stand, tmp_path / "model", None, None)
+        Bench.session(stand, tmp_path / "model", None, None, None)
 
     for target in (plain, plain.with_isa("AVX2"), plain, plain.with_isa("AVX2")):
         check(target)
     assert caps == [None, "AVX2"]
+
+
+def test_both_halves_are_kept_so_that_a_resumed_run_measures_neither_again(tmp_path):
+    (tmp_path / "model").mkdir()
+    taken = []
+
+    def half(name):
+        def measure(*_):
+            taken.append(name)
+            return Session({}, {"processes": 2}, parts=(1, 1) if name == "second" else ())
+
+        return measure
+
+    stand = SimpleNamespace(run="run", target=find_target("torch-cpu-1t"), store=Store(tmp_path / "store.sqlite"))
+    stand.measure, stand.measure_again = half("first"), half("second")
+    for twice in (False, True, True, False):
+        session = Bench.session(stand, tmp_path / "model", None, None, None, twice=twice)
+        assert session.parts == ((1, 1) if twice else ())
+    assert taken == ["first", "second"]
 
 
 def test_a_profile_made_under_another_instruction_cap_is_refused(monkeypatch):
@@ -107,7 +149,7 @@ def test_a_quantised_language_model_is_judged_by_its_artefact(monkeypatch, gener
             return [[read_out(other, batch)] for batch in batches]
 
     stand = SimpleNamespace(target=None)
-    for name in ("token_sample", "_opened", "_answers"):
+    for name in ("token_sample", "answers", "_opened", "_answers"):
         setattr(stand, name, partial(getattr(Bench, name), stand))
     monkeypatch.setattr(bench, "answers", answers)
     logits_bytes = 4 * read_out(network, network.inputs).numel()

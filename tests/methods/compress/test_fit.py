@@ -13,10 +13,12 @@ from tests.models import zoo
 
 from apportion.core.budget import Budget
 from apportion.device.energy import EnergySource
-from apportion.device.memory import AllocatedPeak
+from apportion.device.memory import AllocatedPeak, CudaPeak
 from apportion.device.meters import FlopCount
+from apportion.device.target import find_target
 from apportion.errors import ApportionError, BudgetError, DataError, InfeasibleError
 from apportion.methods.compress import bench
+from apportion.methods.compress import verify as verification
 from apportion.methods.compress.bench import static_meters
 from apportion.methods.compress.fit import fit
 from apportion.methods.compress.rundir import IMPORTANCES, QUALITIES, FitConfig, RunDir
@@ -194,6 +196,22 @@ def test_a_budget_of_peak_memory_is_met_and_verified(tmp_path, images, budget):
     again = verify(tmp_path / "run", CNN)
     assert again["met"]
     assert again["final"] == result["final"]
+
+
+def test_a_budget_of_memory_on_a_gpu_is_about_the_gpus_peak(tmp_path, images, monkeypatch):
+    def read(self, network):
+        on_cpu = AllocatedPeak().read(network)
+        return replace(on_cpu, value=2 * on_cpu.value + 512)
+
+    for module in (bench, verification):
+        monkeypatch.setattr(module, "working_target", find_target)
+    monkeypatch.setattr(CudaPeak, "read", read)
+    result = run(tmp_path, images, "memory<=60%@torch-cuda")
+    key, small = "memory@torch-cuda", load(str(tmp_path / "run" / "model"), factory=CNN)
+    assert result["met"]
+    assert result["baseline"][key]["value"] == 2 * AllocatedPeak().read(load(CNN)).value + 512
+    assert result["final"][key]["value"] == 2 * AllocatedPeak().read(small).value + 512 <= result["limits"][key]
+    assert verify(tmp_path / "run", CNN)["final"][key] == result["final"][key]
 
 
 def test_a_budget_of_memory_under_the_smallest_network_is_refused_with_its_floor(tmp_path, images):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from apportion.device.answers import answers, build
 from apportion.device.build import model_files, needs_build
 from apportion.device.energy import find_source
 from apportion.device.measure import Candidate, Session, Shape, measure
-from apportion.device.memory import AllocatedPeak
+from apportion.device.memory import peak_on
 from apportion.device.meters import FlopCount, ParameterCount, SizeOnDisk
 from apportion.device.probe import working_target
 from apportion.device.store import Store
@@ -30,6 +32,7 @@ from apportion.methods.compress.quantise import AsRun
 from apportion.methods.compress.rundir import FitConfig, RunDir
 from apportion.models.network import Network, float_outputs, forward, read_output
 from apportion.models.safefile import folder_digest
+from apportion.models.save import save
 from apportion.tasks.batches import Examples
 from apportion.tasks.sample import Sample
 from apportion.tasks.shaped import shaped
@@ -37,6 +40,10 @@ from apportion.tasks.shaped import shaped
 FINAL = "final"
 MAX_ANSWER_BYTES = 2**29
 BASELINE = "baseline"
+MEASURED = ("latency", "energy")
+"""Quantities that only the device can tell: predicted while planning, measured at every check."""
+
+ENERGY_SECONDS = 1.0  # of reading the counter, for every model in every process
 
 
 class Bench:
@@ -48,6 +55,8 @@ class Bench:
         self.factory = network.origin.factory
         self.original = Candidate(name=BASELINE, ref=network.origin.ref, factory=self.factory)
         self.shape = Shape(batch=config.batch, tokens=config.tokens, seed=config.seed)
+        limited = limit_on("energy", Budget.parse(config.budget)) is not None
+        self.energy_seconds = ENERGY_SECONDS if limited else 0.0
 
     def calibrate(self, network: Network, parts: Parts, target: Target | None = None) -> Anchored:
         """The quick cost model through a few networks, measured once per run, on the run's target or its int8 twin."""
@@ -59,6 +68,33 @@ class Bench:
 
         stored = self.store.get_or_make({"run": self.run, "what": "anchors", "target": target.identity}, now)
         return calibrate_quickly(parts, Swept.from_json(stored))
+
+    def energies(self, networks: Mapping[str, Network]) -> Session:
+        """The energy of the original beside that of some networks, read once per run; those that fail are left out."""
+
+        def now() -> dict[str, Any]:
+            with tempfile.TemporaryDirectory(prefix="apportion-energy-") as scratch:
+                candidates = [self.original]
+                for name, network in networks.items():
+                    folder = Path(scratch) / name
+                    save(network, folder)
+                    candidates.append(Candidate(name=name, ref=str(folder), factory=self.factory))
+                processes = min(2, self.config.processes)
+                session = measure(
+                    candidates,
+                    self.target,
+                    self.shape,
+                    processes=processes,
+                    seconds=0.2,
+                    energy_seconds=self.energy_seconds,
+                )
+            if BASELINE in session.failures:
+                session.require()
+            session.energy(BASELINE)  # a counter that gave nothing is told, not stored
+            return session.to_json()
+
+        what = {"run": self.run, "what": "energy", "target": self.target.identity}
+        return Session.from_json(self.store.get_or_make(what, now))
 
     def known(self, network: Network, parts: Parts) -> Anchored:
         """The cost model of the profile that the run was given, with the parts under its view."""
@@ -139,74 +175,130 @@ class Bench:
             for found, batch in zip(answers(artefact, self.target, some), some, strict=True):
                 yield read_output(network, tuple(found), batch)
 
-    def session(self, folder: Path, clear: Callable[[Session], bool], over: Callable[[Session], bool]) -> Session:
-        """The measurements of the model in a folder beside the original; taken once per content."""
-        what = {"run": self.run, "what": "check", "target": self.target.identity, "model": folder_digest(folder)}
-        return Session.from_json(self.store.get_or_make(what, lambda: self.measure(folder, clear, over).to_json()))
+    def session(
+        self,
+        folder: Path,
+        clear: Callable[[Session], bool],
+        over: Callable[[Session], bool],
+        within: Callable[[Session], bool],
+        *,
+        twice: bool = False,
+    ) -> Session:
+        """The measurements of the model in a folder beside the original; taken once per content.
+
+        Args:
+            twice: with the second half, which is taken when this is asked for first.
+        """
+        what = {"run": self.run, "target": self.target.identity, "model": folder_digest(folder)}
+
+        def first() -> dict[str, Any]:
+            return self.measure(folder, clear, over, within).to_json()
+
+        session = Session.from_json(self.store.get_or_make(what | {"what": "check"}, first))
+        if not twice:
+            return session
+        both = self.store.get_or_make(
+            what | {"what": "check, both halves"}, lambda: self.measure_again(session, folder, clear).to_json()
+        )
+        return Session.from_json(both)
 
     def measure(
         self,
         folder: Path,
         clear: Callable[[Session], bool] = lambda session: True,
         over: Callable[[Session], bool] = lambda session: False,
+        within: Callable[[Session], bool] = lambda session: False,
         artefact: Path | None = None,
     ) -> Session:
         """A saved model, or what was built of it, against the original, side by side in several fresh processes.
 
-        Two are enough where they say that it is far ``over`` the budget. Processes are added, to at most three times as
-        many, while the session is not ``clear`` about it.
+        Two are enough where they say that it is far ``over`` the budget, half where they say that it is ``within``.
+        Processes are added, to at most three times as many, while the session is not ``clear`` about it.
         """
-        candidates = [self.original, self.candidate(folder, artefact)]
-
-        def more(processes: int, before: int = 0) -> Session:
-            found = measure(candidates, self.target, self.shape, processes=processes, seconds=1.5, before=before)
-            return found.require()
-
-        session = more(min(2, self.config.processes))
+        count = self.config.processes
+        session = self._more(min(2, count), folder, artefact)
         if over(session):
             return session
-        if self.config.processes > 2:
-            session = session.plus(more(self.config.processes - 2, before=2))
+        if (half := first_half(count)) > 2:
+            session = session.plus(self._more(half - 2, folder, artefact, before=2))
+        if count > half and not within(session):
+            session = session.plus(self._more(count - half, folder, artefact, before=half))
+        return self._until(clear, session, folder, artefact)
+
+    def measure_again(self, session: Session, folder: Path, clear: Callable[[Session], bool]) -> Session:
+        """A session with a second half, taken now; more where both together are not ``clear``."""
+        done, num_more = session.conditions["processes"], self.config.processes - first_half(self.config.processes)
+        if num_more:
+            session = session.plus(self._more(num_more, folder, before=done), later=True)
+        return self._until(clear, session, folder)
+
+    def _until(
+        self, clear: Callable[[Session], bool], session: Session, folder: Path, artefact: Path | None = None
+    ) -> Session:
         while not clear(session) and (done := session.conditions["processes"]) < 3 * self.config.processes:
-            session = session.plus(more(1, before=done))
+            session = session.plus(self._more(1, folder, artefact, before=done))
         return session
 
+    def _more(self, processes: int, folder: Path, artefact: Path | None = None, before: int = 0) -> Session:
+        return measure(
+            [self.original, self.candidate(folder, artefact)],
+            self.target,
+            self.shape,
+            processes=processes,
+            seconds=1.5,
+            energy_seconds=self.energy_seconds,
+            before=before,
+        ).require()
 
-def static_meters(budget: Budget | None = None) -> dict[str, Meter[Network]]:
-    """Meters that need no clock, by the name they go by in budgets; peak memory only where the budget limits it."""
+
+def first_half(processes: int) -> int:
+    """How many of the processes of a check come first: half, made even, as every other one opens in reverse.
+
+    Where they say that the model is within the budget, the others are taken when its quality was judged.
+    """
+    return min(processes, 2 * math.ceil(processes / 4))
+
+
+def static_meters(budget: Budget | None = None, target: Target | None = None) -> dict[str, Meter[Network]]:
+    """Meters that need no clock, by the name they go by in budgets; peak memory only where the budget limits it.
+
+    Args:
+        target: whose peak memory is limited.
+    """
     memory = limit_on("memory", budget) if budget is not None else None
     meters: dict[str, Meter[Network]] = {"params": ParameterCount(), "size": SizeOnDisk(), "flops": FlopCount()}
-    return meters | ({} if memory is None else {memory.key: AllocatedPeak()})
+    return meters | ({} if memory is None else {memory.key: peak_on(target)})
 
 
 def read_artefact(
     network: Network,
     folder: Path,
     asked: Budget,
+    target: Target,
     baseline: Mapping[str, Reading],
     session: Session | None,
     artefact: Path | None = None,
 ) -> dict[str, Reading]:
     """What a saved model costs: the size of its file (or of the artefact, where it is quantised), its counts, its peak
-    memory where the budget limits it, and its latency where a session measured it.
+    memory where the budget limits it, and its latency and energy where a session measured them.
 
-    Under a relative limit the latency is the measured ratio times the baseline, so that a slower hour on the machine,
-    which slows both, does not count.
+    Under a relative limit these are the measured ratio times the baseline, so that a slower hour on the machine, which
+    slows both, does not count.
     """
-    readings = {name: meter.read(network) for name, meter in static_meters(asked).items()}
-    latency = latency_limit(asked)
+    readings = {name: meter.read(network) for name, meter in static_meters(asked, target).items()}
     size_bytes = (folder / "model.safetensors").stat().st_size
     if network.precision == "int8" and artefact is not None:
         size_bytes = sum(path.stat().st_size for path in model_files(artefact))
     readings["size"] = Reading(value=float(size_bytes), unit="B")
-    if latency is not None and session is not None:
-        if latency.relative:
-            ratio, base = session.ratio(FINAL, BASELINE), baseline[latency.key]
-            readings[latency.key] = Reading(
-                value=ratio.value * base.value, unit="ms", stderr=ratio.stderr * base.value, count=ratio.count
+    for limit in measured_limits(asked) if session is not None else ():
+        assert session is not None
+        if limit.relative:
+            ratio, base = session.ratio(FINAL, BASELINE, limit.quantity), baseline[limit.key]
+            readings[limit.key] = Reading(
+                value=ratio.value * base.value, unit=base.unit, stderr=ratio.stderr * base.value, count=ratio.count
             )
         else:
-            readings[latency.key] = session.latency(FINAL)
+            readings[limit.key] = session.reading(limit.quantity, FINAL)
     return readings
 
 
@@ -218,9 +310,9 @@ def budget_target(budget: Budget, option: str | None) -> Target:
     target = working_target(named.pop() if named else None)
     if limit_on("energy", budget) is not None:
         source = find_source(target.device)
-        why = source.why if source.joules is None else f"{source.why} is there, but fit does not read it yet"
-        possible = "latency, size, memory, params, flops"
-        raise BudgetError(f"fit can't limit energy on {target.name}: {why}; possible are {possible}")
+        if source.joules is None:
+            possible = "latency, size, memory, params, flops"
+            raise BudgetError(f"fit can't limit energy on {target.name}: {source.why}; possible are {possible}")
     return target
 
 
@@ -228,8 +320,9 @@ def limit_on(quantity: str, budget: Budget) -> Limit | None:
     return next((limit for limit in budget.limits if limit.quantity == quantity), None)
 
 
-def latency_limit(budget: Budget) -> Limit | None:
-    return limit_on("latency", budget)
+def measured_limits(budget: Budget) -> tuple[Limit, ...]:
+    """The limits that are judged by a session on the target."""
+    return tuple(limit for limit in budget.limits if limit.quantity in MEASURED)
 
 
 def model_digest(network: Network) -> str:

@@ -141,11 +141,9 @@ def _report(
     plan: Plan, rung: Rung, asked: Budget, budget: Budget, result: Result[Network], rows: Sequence[Row]
 ) -> dict[str, Any]:
     save(result.model, rung.model)
-    with plan.progress.stage("judge on held-out examples"):
-        before = plan.report.read(plan.network)
-        after = plan.bench.read_quality(plan.report, plan.splits.report, result.model, rung.model)
-    session = plan.session(result.model, budget, rung.model) if plan.latency else None
-    final = plan.measured(result.model, budget, rung.model)
+    before, after = plan.judged(result.model, rung.model)
+    session = plan.session(result.model, budget, rung.model, twice=result.met) if plan.foreseen else None
+    final = plan.measured(result.model, budget, rung.model, twice=result.met)
     target = plan.bench.target
     floor = plan.kept.floor(result.measured) if plan.kept is not None and KEPT in result.measured else None
     report = {

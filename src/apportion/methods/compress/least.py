@@ -31,8 +31,8 @@ def counted_floor(
     Args:
         int8: how the network may be quantised, where it may.
     """
-    kinds = {knob.name.partition(".")[0] for knob in knobs}
-    smallest = slice_network(network, partition, _least_kept(partition, knobs))
+    kinds = _kinds(knobs)
+    smallest = smallest_network(network, partition, knobs)
     floor = {key: meter.read(smallest) for key, meter in meters.items()}
     if int8 is not None:
         floor["size"] = meters["size"].read(smallest.replace(calibration=(smallest.inputs,), int8=int8))
@@ -41,6 +41,11 @@ def counted_floor(
     for key in [key for key in floor if key.partition("@")[0] in quantities]:
         floor[key] = Reading(value=0.0, unit=floor[key].unit)
     return floor
+
+
+def smallest_network(network: Network, partition: Partition, knobs: Sequence[Knob]) -> Network:
+    """The network with every unit cut that these knobs may cut."""
+    return slice_network(network, partition, _least_kept(partition, knobs))
 
 
 def _least_kept(partition: Partition, knobs: Sequence[Knob]) -> dict[str, tuple[int, ...]]:
@@ -55,18 +60,25 @@ def _least_kept(partition: Partition, knobs: Sequence[Knob]) -> dict[str, tuple[
     return keep
 
 
+def smallest_is_known(knobs: Sequence[Knob]) -> bool:
+    """Whether nothing runs with less than every unit cut: fewer tokens or lower ranks may, and are not measured."""
+    return not _kinds(knobs) & {TOKENS, LOWRANK}
+
+
 def clock_floor(knobs: Sequence[Knob], calibrations: Sequence[Anchored]) -> Reading:
     """The least latency that was measured on the way to these knobs, in any precision; zero where it is not known.
 
-    The anchors are the whole network and the one with every unit cut that may be. Nothing was measured with fewer
-    tokens or lower ranks, which may go below both.
+    The anchors are the whole network and the one with every unit cut that may be.
     """
-    kinds = {knob.name.partition(".")[0] for knob in knobs}
-    if kinds & {TOKENS, LOWRANK}:
+    if not smallest_is_known(knobs):
         return Reading(value=0.0, unit="ms")
-    cut = bool(kinds & {PRUNE, GLOBAL, DEPTH})
+    cut = bool(_kinds(knobs) & {PRUNE, GLOBAL, DEPTH})
     floors = [anchored.floor if cut else anchored.baseline for anchored in calibrations]
     return min(floors, key=lambda reading: reading.value)
+
+
+def _kinds(knobs: Sequence[Knob]) -> set[str]:
+    return {knob.name.partition(".")[0] for knob in knobs}
 
 
 def refuse_below(floor: Mapping[str, Reading], budget: Budget, baseline: Mapping[str, Reading]) -> None:

@@ -15,18 +15,18 @@ from apportion.core.loop import Result, budgeted_loop
 from apportion.core.meter import Meter, Reading
 from apportion.core.policy import Restoring
 from apportion.core.progress import Progress
-from apportion.cost.calibrate import Anchored
 from apportion.cost.parts import Parts
-from apportion.cost.predicted import PredictedLatency
 from apportion.device.measure import Session
 from apportion.device.memory import SpreadPeak
 from apportion.device.probe import int8_twin
+from apportion.device.target import Target
 from apportion.errors import BudgetError
 from apportion.methods.compress.adapters import Adapters, require_peft
-from apportion.methods.compress.bench import Bench, latency_limit, limit_on, read_artefact, static_meters
+from apportion.methods.compress.bench import Bench, limit_on, measured_limits, read_artefact, static_meters
 from apportion.methods.compress.floor import FloorMeter
+from apportion.methods.compress.foreseen import Foreseen, foresee_energy, foresee_latency
 from apportion.methods.compress.judge import Judge, meter_of, meter_over
-from apportion.methods.compress.least import clock_floor, counted_floor, refuse_below
+from apportion.methods.compress.least import counted_floor, refuse_below, smallest_is_known, smallest_network
 from apportion.methods.compress.offer import Offer, cuts, precisions, thinnings
 from apportion.methods.compress.policies import LIKENESS, policy_named
 from apportion.methods.compress.quantise import Quantise, by_sensitivity
@@ -37,6 +37,7 @@ from apportion.methods.compress.rulenames import parse_rules
 from apportion.methods.compress.rundir import Rung
 from apportion.models.network import Network
 from apportion.models.partition import Partition
+from apportion.models.safefile import folder_digest
 from apportion.models.save import save
 from apportion.numerics.stats import normal_quantile
 from apportion.tasks.batches import Examples, Splits
@@ -66,12 +67,10 @@ class Plan:
             require_peft()
         if "finetune" in self.allowed:
             require_labels(network, splits)
-        self.calibration: Anchored | None = None
-        self.overstated = 1.0
-        self.meters: dict[str, Meter[Network]] = static_meters(asked)
-        self.latency = latency_limit(asked)
+        self.asked = asked
+        self.overstated: dict[str, float] = {}
+        self._judged: dict[str, tuple[Reading, Reading]] = {}
         twin = int8_twin(bench.target) if "quantise" in self.allowed else None
-        self.int8: Anchored | None = None
         if twin is not None:
             bench.target = bench.target.with_isa(twin.isa)  # one instruction set for both
         self.splits = splits
@@ -89,31 +88,50 @@ class Plan:
         if twin is not None:
             with progress.stage("try ways of int8"):
                 self._choose_int8()
-        if self.latency is not None:
-            parts = Parts.of(network, partition)
-            with progress.stage("calibrate the clock"):
-                known = bench.known if config.profile is not None else bench.calibrate
-                self.calibration = known(network, parts)
-            if twin is not None and self.recipe is not None:
-                with progress.stage("calibrate the clock in int8"):
-                    self.int8 = bench.calibrate(network.replace(int8=self.recipe.int8), parts, twin)
-            in_int8 = PredictedLatency(self.int8.cost, self.int8.parts) if self.int8 else None
-            predicted = PredictedLatency(self.calibration.cost, self.calibration.parts, int8=in_int8)
-            self.meters[self.latency.key] = predicted
-        self.baseline = {key: meter.read(network) for key, meter in self.meters.items()}
-        if self.latency is not None and self.calibration is not None:
-            self.baseline[self.latency.key] = self.calibration.baseline
-        self.memory = limit_on("memory", asked)
-        if self.memory is not None:
-            self.meters[self.memory.key] = SpreadPeak(network)  # the check reads the peak itself
-        self.asked, self.budget = asked, asked.resolve(self.baseline)
         self.offer = self._offered()
-        refuse_below(self._least(), self.budget, self.baseline)
+        self.foreseen = self._foresee(twin) if measured_limits(asked) else {}
+        counted = static_meters(asked, bench.target)
+        self.meters = counted | {key: one.meter for key, one in self.foreseen.items()}
+        self.baseline = {key: meter.read(network) for key, meter in counted.items()}
+        self.baseline |= {key: one.baseline for key, one in self.foreseen.items()}
+        memory = limit_on("memory", asked)
+        if memory is not None:
+            self.meters[memory.key] = SpreadPeak(network, counted[memory.key])  # the check reads the peak itself
+        self.budget = asked.resolve(self.baseline)
+        int8 = None if self.recipe is None else self.recipe.int8
+        least = counted_floor(network, partition, self.offer.knobs, counted, int8)
+        refuse_below(least | {key: one.floor for key, one in self.foreseen.items()}, self.budget, self.baseline)
+
+    def _foresee(self, twin: Target | None) -> dict[str, Foreseen]:
+        """What is known beforehand of every measured limit, by its key."""
+        network, bench, knobs = self.network, self.bench, self.offer.knobs
+        parts, int8 = Parts.of(network, self.partition), None
+        with self.progress.stage("calibrate the clock"):
+            known = bench.known if bench.config.profile is not None else bench.calibrate
+            fp32 = known(network, parts)
+        if twin is not None and self.recipe is not None:
+            with self.progress.stage("calibrate the clock in int8"):
+                int8 = bench.calibrate(network.replace(int8=self.recipe.int8), parts, twin)
+        latency = foresee_latency(fp32, int8, knobs)
+        foreseen = {}
+        for limit in measured_limits(self.asked):
+            foreseen[limit.key] = latency
+            if limit.quantity == "energy":
+                with self.progress.stage("read the energy"):
+                    foreseen[limit.key] = foresee_energy(latency, bench.energies(self._smallest()))
+        return foreseen
+
+    def _smallest(self) -> dict[str, Network]:
+        """The networks that nothing goes below, in every precision; none where that is not known."""
+        if not smallest_is_known(self.offer.knobs):
+            return {}
+        fp32 = smallest_network(self.network, self.partition, self.offer.knobs)
+        return {"smallest": fp32} | ({} if self.recipe is None else {"smallest-int8": self.quantise.quantised(fp32)})
 
     def _choose_int8(self) -> None:
         """The recipe of int8 that is quickest here at no loss, and the layers that it leaves in float first."""
         self.tried = try_recipes(self.network, self.quantise, self.bench, self.selection.meter, self.splits.selection)
-        self.recipe = quickest(self.tried, saves_time=self.latency is not None)
+        self.recipe = quickest(self.tried, saves_time=bool(measured_limits(self.asked)))
         if self.recipe is None:
             return
         recipe = self.recipe.int8
@@ -193,6 +211,10 @@ class Plan:
                 save(network, rung.model)
                 return self.measured(network, budget, rung.model)
 
+            def confirm(network: Network) -> dict[str, Reading]:
+                self.judged(network, rung.model)
+                return self.measured(network, budget, rung.model, twice=True)
+
             knobs = self._knobs_from(setting)
             slack = math.inf if self.towards is not None and config.repair_steps else 0.0
             policy = policy_named(config.policy, None if self.floor is None else self.floor - slack)
@@ -212,6 +234,7 @@ class Plan:
                 restored_by=self._restored_by(),
                 check=check,
                 guard=None if self.kept is None else self.kept.guard(rung.model),
+                confirm=confirm if self.foreseen else None,
                 max_checks=MAX_CHECKS,
                 aim=self._aim(budget),
                 max_steps=config.max_steps,
@@ -219,35 +242,48 @@ class Plan:
                 on_row=on_row,
             )
 
-    def measured(self, network: Network, budget: Budget, folder: Path) -> dict[str, Reading]:
-        """What the model saved in a folder costs, measured if the budget is about the clock."""
-        session = self.session(network, budget, folder) if self.latency else None
+    def measured(self, network: Network, budget: Budget, folder: Path, *, twice: bool = False) -> dict[str, Reading]:
+        """What the model saved in a folder costs, measured if the budget is about the clock or the counter."""
+        session = self.session(network, budget, folder, twice=twice) if self.foreseen else None
         artefact = self.bench.artefact(network, folder)
-        return read_artefact(network, folder, self.asked, self.baseline, session, artefact)
+        return read_artefact(network, folder, self.asked, self.bench.target, self.baseline, session, artefact)
 
-    def session(self, network: Network, budget: Budget, folder: Path) -> Session:
+    def session(self, network: Network, budget: Budget, folder: Path, *, twice: bool = False) -> Session:
+        """The measurements of a check; ``twice`` with those of the second half, which are taken later."""
         artefact = self.bench.artefact(network, folder)
 
         def measured(session: Session) -> dict[str, Reading]:
-            return read_artefact(network, folder, self.asked, self.baseline, session, artefact)
+            return read_artefact(network, folder, self.asked, self.bench.target, self.baseline, session, artefact)
+
+        def within(session: Session) -> bool:
+            return budget.met(measured(session), Z)
 
         def clear(session: Session) -> bool:
-            return budget.met(measured(session), Z) or not budget.met(measured(session))
+            return within(session) or not budget.met(measured(session))
 
         def over(session: Session) -> bool:
             return budget.excess(measured(session)) > FAR
 
-        return self.bench.session(folder, clear, over)
+        return self.bench.session(folder, clear, over, within, twice=twice)
+
+    def judged(self, network: Network, folder: Path) -> tuple[Reading, Reading]:
+        """The quality of the original and of the model saved in a folder, on held-out examples; read once."""
+        content = folder_digest(folder)
+        if content not in self._judged:
+            with self.progress.stage("judge on held-out examples"):
+                before = self.report.read(self.network)
+                after = self.bench.read_quality(self.report, self.splits.report, network, folder)
+            self._judged[content] = before, after
+        return self._judged[content]
 
     def learn(self, network: Network, final: Mapping[str, Reading]) -> None:
-        """Remembers how much the prediction overstates a rung that was measured, for the aim of the next."""
-        if self.latency is not None:
-            key = self.latency.key
-            self.overstated = max(1.0, self.meters[key].read(network).value / final[key].value)
+        """Remembers how much the predictions overstate a rung that was measured, for the aim of the next."""
+        for key, foreseen in self.foreseen.items():
+            self.overstated[key] = max(1.0, foreseen.meter.read(network).value / final[key].value)
 
     def _aim(self, budget: Budget) -> Budget:
-        """Limits to plan towards: looser on the clock, by what predictions overstated before and may further."""
-        return budget if self.latency is None else budget.scaled({self.latency.key: LOOSER * self.overstated})
+        """Limits to plan towards: looser where predicted, by what predictions overstated before and may further."""
+        return budget.scaled({key: LOOSER * self.overstated.get(key, 1.0) for key in self.foreseen})
 
     def _knobs_from(self, setting: Mapping[str, Value]) -> list[Knob]:
         """The knobs that save cost, starting where the rung before ended."""
@@ -278,13 +314,3 @@ class Plan:
         return repair(
             self.network, self.splits.training, blocks, options, self.bench.rundir.path / "repaired", self.progress
         )
-
-    def _least(self) -> dict[str, Reading]:
-        """What the smallest network costs, as far as that is known."""
-        int8 = None if self.recipe is None else self.recipe.int8
-        meters = static_meters(self.asked)
-        floor = counted_floor(self.network, self.partition, self.offer.knobs, meters, int8)
-        if self.latency is not None and self.calibration is not None:
-            calibrations = [anchored for anchored in (self.calibration, self.int8) if anchored is not None]
-            floor[self.latency.key] = clock_floor(self.offer.knobs, calibrations)
-        return floor

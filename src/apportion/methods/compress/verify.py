@@ -14,7 +14,7 @@ from apportion.device.build import model_files, needs_build
 from apportion.device.probe import working_target
 from apportion.device.target import find_target
 from apportion.errors import ApportionError
-from apportion.methods.compress.bench import Bench, latency_limit, model_digest, read_artefact
+from apportion.methods.compress.bench import Bench, measured_limits, model_digest, read_artefact
 from apportion.methods.compress.floor import FloorMeter
 from apportion.methods.compress.judge import load_examples, meter_of, meter_over
 from apportion.methods.compress.rundir import FitConfig, RunDir, Rung, identity
@@ -81,11 +81,11 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
     target = working_target(certificate.target).with_isa(certificate.conditions.get("isa"))
     bench = Bench(rundir, identity(config, model_digest(original)), config, target, original)
     session = None
-    if latency_limit(asked) is not None:
+    if measured_limits(asked):
         with progress.stage("measure in fresh processes"):
             session = bench.measure(rundir.model, artefact=artefact)
     opened = artefact or bench.artefact(network, rundir.model)
-    measured = read_artefact(network, rundir.model, asked, certificate.baseline, session, opened)
+    measured = read_artefact(network, rundir.model, asked, target, certificate.baseline, session, opened)
     with progress.stage("judge on held-out examples"):
         quality = meter_of(original, splits, splits.report, config.quality)
         before = quality.read(original)

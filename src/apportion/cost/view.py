@@ -47,9 +47,8 @@ def choose_view(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample],
 
     Every view is judged by the root mean square over samples, outliers clipped, of the relative error that a
     non-negative least-squares fit to the other folds makes. A view replaces a simpler one only where it lowers that
-    error by a tenth; taking the least error, or the simplest or best within a standard error, is no sturdier
-    (``benchmarks/cost_model``). Without ``widths`` only grids are tried: a module moved alone moves its width and its
-    layers alike, which tells no price of one from the other.
+    error by a tenth. Without ``widths`` only grids are tried: a module moved alone moves its width and its layers
+    alike, which tells no price of one from the other.
     """
     latency_N = np.array([sample.latency_ms for sample in samples])
     errors: dict[tuple[int, bool], float] = {}

@@ -30,6 +30,7 @@ from apportion.testing.summary import Summary
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # children find benchmarks.cost_model.networks there, too
 from benchmarks.cost_model.fitted import Fitted
+from benchmarks.cost_model.floors import judge_floor, print_floors
 from benchmarks.cost_model.pieces import Judged, judge_pieces, print_pieces
 from benchmarks.cost_model.samples import PACKAGES, Saved, measure_pair
 
@@ -67,6 +68,7 @@ def main() -> None:
     judged = judge_pieces(fitted)
     print_errors(rows)
     print_audits(rows)
+    print_floors(rows)
     print_pieces(judged)
     if not args.cuda:
         summarise(rows, judged, args.quick, summary)
@@ -84,10 +86,13 @@ def audit_fitted(one: Fitted) -> dict[str, Any]:
     parts, saved = one.parts, one.saved
     plain, fitted = one.held_out(parts), one.to_fit(parts)
     row |= judge_peers([*fitted, *one.to_bound(parts)], plain, parts)  # peers see all of these
-    options = choose_options(fitted, parts.signature_of)
-    unseeing = CostModel.fit(fitted, parts.signature_of, knots=options.knots, ridge=options.ridge)
+    options = choose_options(fitted, parts.signature_of, launches=True)
+    unseeing = CostModel.fit(
+        fitted, parts.signature_of, knots=options.knots, ridge=options.ridge, launches=options.launches
+    )
     row["plain_median"] = round(audit(unseeing, plain).median_rel_error, 4)
     row |= {"grid": one.calibrated.parts.grid, "widths": one.calibrated.parts.widths, "calibration_s": saved.seconds}
+    row["launches"] = judge_floor(one)
     row |= {"failures": len(saved.swept.failures), "device": saved.device, "drift": round(saved.swept.drift, 4)}
     return row | {"versions": dict(saved.versions), "num_fit": saved.num_fit, "num_bound": saved.num_bound}
 
@@ -206,6 +211,8 @@ def summarise(rows: dict, judged: list[Judged], quick: bool, summary: Summary) -
         "p95_rel_error": quantile([row["p95"] for row in both], 0.5),
         "p95_rel_error_max": max(row["p95"] for row in both),
         "coverage": sum(row["coverage"] * row["held_out"] for row in both) / held,
+        "coverage_cpu": sum(row["coverage"] * row["held_out"] for row in cpu) / max(1, sum(r["held_out"] for r in cpu)),
+        "held_out_cpu": sum(row["held_out"] for row in cpu),
         "coverage_with_drift": sum(row["coverage"] * row["held_out"] for row in allowing)
         / max(1, sum(row["held_out"] for row in allowing)),
         "looseness": quantile([row["looseness"] for row in both], 0.5),

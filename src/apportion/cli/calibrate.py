@@ -86,6 +86,7 @@ def command(
             "baseline": profile.baseline.to_json(),
             "floor_ms": profile.floor_ms,
             "intercept_ms": cost.law.intercept_ms,
+            "launches": cost.launches.to_json() if cost.launches else None,
             "bound": cost.bound.to_json() if cost.bound else None,
             "loss": cost.loss,
             "fidelity": profile.fidelity.to_json() if profile.fidelity else None,
@@ -114,6 +115,11 @@ def command(
         typer.echo(
             f"on {error.count} slices it was not fitted to: within a factor {profile.fidelity.kappa:.3f} "
             f"or {last.eps_ms:.3g}ms, 95 % within {error.eta:.1%}"
+        )
+    if cost.launches is not None:
+        typer.echo(
+            f"bound by launches where little work is left: no less than {cost.launches.always_ms:.3g}ms "
+            f"and {cost.launches.each_ms:.3g}ms for every part that is there"
         )
     if profile.grid > 1:
         typer.echo(f"its kernels work on {profile.grid} channels at a time: widths between multiples cost the next one")

@@ -218,9 +218,16 @@ def fit_samples(
     parts = choose_view(parts, sizes, measured, widths=not sweeps).parts
     to_fit = resee(parts, sizes, measured)
     to_bound = resee(parts, *_chosen(drawn, swept, bounding))
-    options = choose_options(to_fit, parts.signature_of)
+    options = choose_options(to_fit, parts.signature_of, launches=loss == "least_squares" and not sweeps)
     cost = CostModel.fit(
-        to_fit, parts.signature_of, loss=loss, tau=tau, knots=options.knots, ridge=options.ridge, sweeps=sweeps
+        to_fit,
+        parts.signature_of,
+        loss=loss,
+        tau=tau,
+        knots=options.knots,
+        ridge=options.ridge,
+        sweeps=sweeps,
+        launches=options.launches,
     )
     return _bounded(cost, parts, to_bound, swept.drift, num_menu)
 

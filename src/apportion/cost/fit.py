@@ -29,13 +29,17 @@ MODEL_NOISE = 0.02
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How to fit: the loss, its quantile ``tau``, the knots (one list, or one per signature) and the ridge."""
+    """How to fit: the loss, its quantile ``tau``, the knots (one list, or one per signature) and the ridge.
+
+    With ``launches`` the law gets a floor under it (``launches.py``), by least squares alone.
+    """
 
     loss: Loss = "least_squares"
     tau: float = 0.9
     knots: Knots = KNOTS
     ridge: float = RIDGE
     model_noise: float = MODEL_NOISE
+    launches: bool = False
 
     def __post_init__(self) -> None:
         if self.loss not in ("least_squares", "quantile", "envelope"):
@@ -44,6 +48,8 @@ class FitOptions:
             raise CostError(f"tau is {self.tau!r}; give a quantile strictly between 0 and 1")
         if not (self.ridge >= 0.0 and self.model_noise > 0.0):
             raise CostError(f"ridge is {self.ridge!r}, model_noise {self.model_noise!r}; give >= 0 and > 0")
+        if self.launches and self.loss != "least_squares":
+            raise CostError(f"a floor of launches is fitted by least squares, not {self.loss}; leave out one of them")
         for knots in self.knots.values() if isinstance(self.knots, Mapping) else (self.knots,):
             check_knots(tuple(knots))
 
@@ -127,49 +133,85 @@ def solve(
     return result_C
 
 
+@dataclass(frozen=True)
+class Design:
+    """What the law is fitted to: a row for every sample, a column for the intercept and every jump and slope.
+
+    A column that no sample moves stays out of the program (``moved_C``) and its cost in the intercept: parts never
+    switched off get no jump, parts only ever on or off get no slope.
+    """
+
+    design_NC: Array
+    latency_N: Array
+    weight_N: Array
+    moved_C: NDArray[np.bool_]
+    knots_of: Mapping[str, tuple[float, ...]]
+    signature_of: Mapping[str, str]
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], signature_of: Mapping[str, str], options: FitOptions) -> Design:
+        if not samples:
+            raise CostError("no samples to fit a cost model to; measure at least one configuration")
+        parts_of: dict[str, list[str]] = {}
+        for part, signature in signature_of.items():
+            parts_of.setdefault(signature, []).append(part)
+        blank = AdditiveLaw(0.0, {name: Curve(0.0) for name in parts_of}, signature_of)
+        for sample in samples:
+            blank.check(sample.shares)
+        latency_N = np.array([sample.latency_ms for sample in samples])
+        stderr_N = np.array([sample.stderr_ms for sample in samples])
+        blocks, knots_of = [np.ones((len(samples), 1))], {}
+        for signature, parts in parts_of.items():
+            share_NP = np.array([[sample.shares[part] for part in parts] for sample in samples])
+            knots = choose_knots(share_NP.ravel().tolist(), options.knots_of(signature))
+            hinge_NPK = hinge_basis(share_NP.ravel(), knots or (1.0,)).reshape(*share_NP.shape, -1)
+            blocks.append(np.column_stack([(share_NP > 0.0).sum(1), hinge_NPK.sum(1) * bool(knots)]))
+            knots_of[signature] = knots or (1.0,)
+        design_NC = np.hstack(blocks)
+        moved_C = np.ptp(design_NC, axis=0) > 0.0
+        moved_C[0] = True
+        weight_N = relative_weights(latency_N, stderr_N, options.model_noise)
+        return cls(design_NC, latency_N, weight_N, moved_C, knots_of, dict(signature_of))
+
+    @property
+    def moved_NC(self) -> Array:
+        """The columns that are fitted."""
+        moved_NC: Array = self.design_NC[:, self.moved_C]
+        return moved_NC
+
+    def law(self, moved_x: Array) -> AdditiveLaw:
+        """The law of these coefficients of the columns that are fitted; the others are 0."""
+        x_C = np.zeros(self.design_NC.shape[1])
+        x_C[self.moved_C] = moved_x
+        curves, fixed, first = {}, set(), 1
+        for signature, knots in self.knots_of.items():
+            last = first + 1 + len(knots)
+            curves[signature] = Curve(float(x_C[first]), knots, slopes_of(x_C[first + 1 : last].tolist()))
+            if not self.moved_C[first:last].any():
+                fixed.add(signature)
+            first = last
+        return AdditiveLaw(float(x_C[0]), curves, self.signature_of, frozenset(fixed))
+
+
 def fit_law(
     samples: Sequence[Sample], signature_of: Mapping[str, str], options: FitOptions | None = None
 ) -> AdditiveLaw:
     """Fits intercept and curves of all signatures jointly to whole-network samples (eq. K1 to K6).
 
-    A column that no sample moves stays out of the program and its cost in the intercept: parts never switched off
-    get no jump, parts only ever on or off get no slope, and parts that never move are listed in ``fixed``.
+    Signatures whose parts never move are listed in ``fixed``.
     """
     options = options or FitOptions()
-    if not samples:
-        raise CostError("no samples to fit a cost model to; measure at least one configuration")
-    parts_of: dict[str, list[str]] = {}
-    for part, signature in signature_of.items():
-        parts_of.setdefault(signature, []).append(part)
-    blank = AdditiveLaw(0.0, {name: Curve(0.0) for name in parts_of}, signature_of)
-    for sample in samples:
-        blank.check(sample.shares)
-    latency_N = np.array([sample.latency_ms for sample in samples])
-    stderr_N = np.array([sample.stderr_ms for sample in samples])
-    blocks, knots_of = [np.ones((len(samples), 1))], {}
-    for signature, parts in parts_of.items():
-        share_NP = np.array([[sample.shares[part] for part in parts] for sample in samples])
-        knots = choose_knots(share_NP.ravel().tolist(), options.knots_of(signature))
-        hinge_NPK = hinge_basis(share_NP.ravel(), knots or (1.0,)).reshape(*share_NP.shape, -1)
-        block = np.column_stack([(share_NP > 0.0).sum(1), hinge_NPK.sum(1) * bool(knots)])
-        knots_of[signature] = knots or (1.0,)
-        blocks.append(block)
-    design_NC = np.hstack(blocks)
-    moved_C = np.ptp(design_NC, axis=0) > 0.0
-    moved_C[0] = True
-    x_C = np.zeros(design_NC.shape[1])
-    weight_N = relative_weights(latency_N, stderr_N, options.model_noise)
-    x_C[moved_C] = solve(
-        design_NC[:, moved_C], latency_N, weight_N, loss=options.loss, tau=options.tau, ridge=options.ridge
+    design = Design.of(samples, signature_of, options)
+    return design.law(
+        solve(
+            design.moved_NC,
+            design.latency_N,
+            design.weight_N,
+            loss=options.loss,
+            tau=options.tau,
+            ridge=options.ridge,
+        )
     )
-    curves, fixed, first = {}, set(), 1
-    for signature, knots in knots_of.items():
-        last = first + 1 + len(knots)
-        curves[signature] = Curve(float(x_C[first]), knots, slopes_of(x_C[first + 1 : last].tolist()))
-        if not moved_C[first:last].any():
-            fixed.add(signature)
-        first = last
-    return AdditiveLaw(float(x_C[0]), curves, dict(signature_of), frozenset(fixed))
 
 
 def fit_curve(

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from apportion.cost.bound import Method, Spread, UpperBound
-from apportion.cost.fit import KNOTS, RIDGE, FitOptions, Knots, Loss, fit_law, fit_sweeps
+from apportion.cost.fit import KNOTS, RIDGE, FitOptions, Knots, Loss, fit_sweeps
+from apportion.cost.launches import Launches, fit_launches
 from apportion.cost.law import AdditiveLaw
 from apportion.cost.recalibrate import How, Recalibration, recalibrate, recalibration_from_json
 from apportion.cost.residual import Residual, choose_residual
@@ -19,17 +20,19 @@ from apportion.cost.sample import CostError, Sample, Shares, check_share
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)  # the first knew no floor of launches
 
 
 @dataclass(frozen=True)
 class CostModel:
-    r"""Additive law, plus residual, through a recalibration, under a bound (eq. K1, K8, K17 to K19, K13).
+    r"""Law plus residual, over a floor, through a recalibration, under a bound (eq. K1, K8, K28, K17 to K19, K13).
 
-    .. math:: \hat c(s) = g\Big(\beta_0 + \sum_p c_{\sigma(p)}(s_p) + r(s)\Big), \qquad U(s) = \hat c(s)(1 + q\,\sigma)
+    .. math:: \hat c(s) = g\Big(\max\big(\beta_0 + \sum_p c_{\sigma(p)}(s_p) + r(s),\; f(s)\big)\Big), \qquad
+        U(s) = \hat c(s)(1 + q\,\sigma)
 
-    ``recalibration`` is :math:`g`, ``residual`` :math:`r`; each is the identity when None. A new recalibration drops
-    the bound, because the bound was calibrated on other predictions.
+    ``recalibration`` is :math:`g`, ``residual`` :math:`r` and ``launches`` the floor :math:`f`; each changes nothing
+    when None. A new recalibration drops the bound, because the bound was calibrated on other predictions.
     """
 
     law: AdditiveLaw
@@ -38,6 +41,7 @@ class CostModel:
     bound: UpperBound | None = None
     loss: str = "least_squares"
     num_samples: int = 0
+    launches: Launches | None = None
 
     @classmethod
     def fit(
@@ -51,17 +55,22 @@ class CostModel:
         ridge: float = RIDGE,
         residual: Literal["auto", "off"] = "auto",
         sweeps: bool = False,
+        launches: bool = False,
     ) -> CostModel:
         """Fits the law to whole-network samples, jointly, or to module sweeps alone with ``sweeps``.
 
         A residual is added to a least-squares fit where cross-validation says that it helps; the other losses get none,
-        since it would spoil what they promise.
+        since it would spoil what they promise. With ``launches`` a floor of launches is fitted under the law.
         """
-        options = FitOptions(loss=loss, tau=tau, knots=knots, ridge=ridge)
-        law = (fit_sweeps if sweeps else fit_law)(samples, signature_of, options)
-        wanted = residual == "auto" and loss == "least_squares" and not sweeps
-        extra = choose_residual(law, samples, options) if wanted else None
-        return cls(law, extra, loss=loss, num_samples=len(samples))
+        options = FitOptions(loss=loss, tau=tau, knots=knots, ridge=ridge, launches=launches)
+        if sweeps:
+            if launches:
+                raise CostError("a sweep of one module is never bound by launches; fit either sweeps or a floor")
+            return cls(fit_sweeps(samples, signature_of, options), loss=loss, num_samples=len(samples))
+        law, floor = fit_launches(samples, signature_of, options)
+        wanted = residual == "auto" and loss == "least_squares"
+        extra = choose_residual(law, samples, options, floor) if wanted else None
+        return cls(law, extra, loss=loss, num_samples=len(samples), launches=floor)
 
     @property
     def monotone(self) -> bool:
@@ -74,14 +83,21 @@ class CostModel:
         raw = math.fsum((self.law.intercept_ms, *totals.values()))
         if self.residual is not None:
             raw += self.residual(totals)
+        if self.launches is not None:
+            raw = max(raw, self.launches(shares))
         return raw if self.recalibration is None else self.recalibration(raw)
 
     def predict_tensor(self, share_P: Tensor, parts: Sequence[str], ramp: float = 0.0) -> Tensor:
-        """Predicted latency of shares of shape ``(..., P)``, the parts in the given order, with gradients."""
+        """Predicted latency of shares of shape ``(..., P)``, the parts in the given order, with gradients.
+
+        Where the floor of launches holds, only parts that are about to go (under ``ramp``) have a gradient.
+        """
         totals = self.law.totals_tensor(share_P, parts, ramp)
         raw = self.law.intercept_ms + sum(totals.values(), start=share_P.new_zeros(share_P.shape[:-1]))
         if self.residual is not None:
             raw = raw + self.residual(totals)
+        if self.launches is not None:
+            raw = raw.maximum(self.launches.tensor(share_P, ramp))
         return raw if self.recalibration is None else self.recalibration.tensor(raw)
 
     def upper(self, shares: Shares) -> float:
@@ -91,7 +107,10 @@ class CostModel:
         return self.bound(self.predict(shares))
 
     def price(self, part: str, share: float) -> float:
-        """Milliseconds that a part costs at a share, recalibrated, without the residual; 0 for a part in ``fixed``."""
+        """Milliseconds that a part costs at a share, recalibrated; 0 for a part in ``fixed``.
+
+        It is the law's alone: :meth:`saving` knows the residual, too, and the floor, on which narrowing saves nothing.
+        """
         check_share(part, share)
         return self._scale() * self.law.curves[self._signature(part)](share)
 
@@ -101,7 +120,7 @@ class CostModel:
         return self._scale() * self.law.curves[self._signature(part)].slope(share)
 
     def saving(self, shares: Shares, part: str, share: float) -> float:
-        """How much the prediction falls when one part goes to a new share, with residual and recalibration."""
+        """How much the prediction falls when one part goes to a new share, with all that the model has."""
         self._signature(part)
         return self.predict(shares) - self.predict({**shares, part: share})
 
@@ -133,13 +152,14 @@ class CostModel:
         return [self.predict(sample.shares) for sample in samples], [sample.latency_ms for sample in samples]
 
     def to_json(self) -> dict[str, Any]:
-        def optional(piece: Residual | Recalibration | UpperBound | None) -> dict[str, Any] | None:
+        def optional(piece: Residual | Launches | Recalibration | UpperBound | None) -> dict[str, Any] | None:
             return None if piece is None else piece.to_json()
 
         return {
             "apportion_cost": VERSION,
             "law": self.law.to_json(),
             "residual": optional(self.residual),
+            "launches": optional(self.launches),
             "recalibration": optional(self.recalibration),
             "bound": optional(self.bound),
             "loss": self.loss,
@@ -150,9 +170,9 @@ class CostModel:
     def from_json(cls, fields: Mapping[str, Any]) -> CostModel:
         """Reads a saved model and checks all of it: lengths, finite numbers, slopes that never fall."""
         try:
-            if fields["apportion_cost"] != VERSION:
-                given = fields["apportion_cost"]
-                raise CostError(f"the cost model has version {given!r}; this program reads {VERSION}, calibrate again")
+            if (given := fields["apportion_cost"]) not in READABLE:
+                raise CostError(f"the cost model has version {given!r}; this program reads {READABLE}, calibrate again")
+            floor = fields["launches"] if given > 1 else None
             residual, correction, bound = fields["residual"], fields["recalibration"], fields["bound"]
             model = cls(
                 AdditiveLaw.from_json(fields["law"]),
@@ -161,6 +181,7 @@ class CostModel:
                 None if bound is None else UpperBound.from_json(bound),
                 str(fields["loss"]),
                 int(fields["num_samples"]),
+                None if floor is None else Launches.from_json(floor),
             )
         except CostError:
             raise

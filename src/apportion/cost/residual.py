@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from apportion.cost.fit import FitOptions, fit_law
+from apportion.cost.fit import FitOptions
+from apportion.cost.launches import Launches, fit_launches
 from apportion.cost.law import AdditiveLaw
 from apportion.cost.sample import CostError, Sample, number
 from apportion.numerics.convex import minimise, modeller
@@ -126,9 +127,16 @@ def fit_residual(
 
 
 def choose_residual(
-    law: AdditiveLaw, samples: Sequence[Sample], options: FitOptions, num_folds: int = 5, num_kinds: int = 3
+    law: AdditiveLaw,
+    samples: Sequence[Sample],
+    options: FitOptions,
+    launches: Launches | None = None,
+    num_folds: int = 5,
+    num_kinds: int = 3,
 ) -> Residual | None:
     """A residual where cross-validation says that it helps, else None.
+
+    Where ``launches`` is the floor under the law, a residual is fitted to the samples above it.
 
     Law and residual are refitted without each fold (every ``num_folds``-th sample). The residual stays only if the
     mean fall of the squared relative error is above one standard error of that mean and above a tenth of the error.
@@ -141,23 +149,31 @@ def choose_residual(
     for fold in range(num_folds):
         train = [sample for index, sample in enumerate(samples) if index % num_folds != fold]
         held = samples[fold::num_folds]
-        fold_law = fit_law(train, law.signature_of, options)
-        plain += [_squared(fold_law, None, sample) for sample in held]
+        fold_law, floor = fit_launches(train, law.signature_of, options)
+        plain += [_squared(fold_law, None, floor, sample) for sample in held]
         for strength in STRENGTHS:
-            residual = fit_residual(fold_law, train, strength, num_kinds)
-            corrected[strength] += [_squared(fold_law, residual, sample) for sample in held]
+            residual = fit_residual(fold_law, _above(fold_law, floor, train), strength, num_kinds)
+            corrected[strength] += [_squared(fold_law, residual, floor, sample) for sample in held]
     best = min(STRENGTHS, key=lambda strength: math.fsum(corrected[strength]))
     fall_N = np.array(plain) - np.array(corrected[best])
     gain = float(fall_N.mean() / max(float(np.mean(plain)), 1e-300))
     if fall_N.mean() <= fall_N.std(ddof=1) / math.sqrt(len(fall_N)) or gain <= 0.1 or np.mean(plain) < 1e-10:
         return None
-    fitted = fit_residual(law, samples, best, num_kinds)
+    fitted = fit_residual(law, _above(law, launches, samples), best, num_kinds)
     return None if fitted is None else Residual(fitted.full_ms, fitted.totals_ms, fitted.weights, gain)
 
 
-def _squared(law: AdditiveLaw, residual: Residual | None, sample: Sample) -> float:
+def _above(law: AdditiveLaw, launches: Launches | None, samples: Sequence[Sample]) -> Sequence[Sample]:
+    if launches is None:
+        return samples
+    return [sample for sample in samples if law.predict(sample.shares) >= launches(sample.shares)]
+
+
+def _squared(law: AdditiveLaw, residual: Residual | None, launches: Launches | None, sample: Sample) -> float:
     totals = law.totals(sample.shares)
     predicted = law.intercept_ms + math.fsum(totals.values())
     if residual is not None:
         predicted += residual(totals)
+    if launches is not None:
+        predicted = max(predicted, launches(sample.shares))
     return float(predicted / sample.latency_ms - 1.0) ** 2

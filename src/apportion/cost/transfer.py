@@ -30,6 +30,7 @@ def transfer(
     .. math:: \min_{\rho, g \ge 0} \sum_i \Big(\frac{\rho_0 \beta_0 + \sum_k \rho_k t_k(s_i) + g\, r(s_i)}{y_i}
         - 1\Big)^2 + \Big(\frac{\nu}{\sigma g_0}\Big)^2 \sum_k (\rho_k - g)^2
 
+    On the source's floor of launches :math:`g f(s_i)` stands for the sum, and the floor moves with :math:`g`.
     :math:`t_k` are the source's milliseconds of kind ``k`` and :math:`r` its residual; ``kind_of`` maps signatures to
     kinds (each its own when None); ``noise`` is :math:`\nu`, the relative error of one run, ``spread`` is
     :math:`\sigma`, how far kinds are expected to differ from one another, and :math:`g_0` the median ratio of latency
@@ -50,6 +51,10 @@ def transfer(
     extra_N = np.zeros(len(samples))
     for row, sample in enumerate(samples):
         totals = law.totals(sample.shares)
+        predicted = plain.predict(sample.shares)
+        if plain.launches is not None and predicted <= plain.launches(sample.shares):
+            extra_N[row] = predicted
+            continue
         work[row, 0] = law.intercept_ms
         for signature, total in totals.items():
             work[row, kinds.index(kind_of[signature])] += total
@@ -70,7 +75,8 @@ def transfer(
     residual = _moved_residual(plain.residual, start * float(common.value), scale_of)
     if residual is not None and plain.monotone and not residual.monotone:
         residual = None  # better plain than falling
-    return CostModel(moved, residual, loss=source.loss, num_samples=len(samples))
+    launches = None if plain.launches is None else plain.launches.scaled(start * max(0.0, float(common.value)))
+    return CostModel(moved, residual, loss=source.loss, num_samples=len(samples), launches=launches)
 
 
 def _moved_residual(residual: Residual | None, common: float, scale_of: Mapping[str, float]) -> Residual | None:

@@ -1,10 +1,10 @@
-"""Choosing how sizes are seen: the grid of channels that kernels work on, and whether widths have a price."""
+"""Choosing how sizes are seen: the grid of channels that kernels work on, whether widths have a price, and the law."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from apportion.cost.draw import Sizes
-from apportion.cost.fit import KNOTS, FitOptions, fit_law
+from apportion.cost.fit import KNOTS, FitOptions
+from apportion.cost.launches import fit_launches
 from apportion.cost.parts import Parts
 from apportion.cost.sample import Sample
 
 GRIDS = (1, 8, 16, 32, 64)
 RIDGES = (1e-6, 1e-4, 1e-3)
 NUM_FOLDS = 8
+CLEARLY = 0.9  # a view or a floor stays under this share of the simpler one's error
 _LINEAR_RIDGE = 1e-2
 
 Array = NDArray[np.float64]
@@ -45,9 +47,8 @@ def choose_view(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample],
 
     Every view is judged by the root mean square over samples, outliers clipped, of the relative error that a
     non-negative least-squares fit to the other folds makes. A view replaces a simpler one only where it lowers that
-    error by a tenth; taking the least error, or the simplest or best within a standard error, is no sturdier
-    (``benchmarks/cost_model``). Without ``widths`` only grids are tried: a module moved alone moves its width and its
-    layers alike, which tells no price of one from the other.
+    error by a tenth. Without ``widths`` only grids are tried: a module moved alone moves its width and its layers
+    alike, which tells no price of one from the other.
     """
     latency_N = np.array([sample.latency_ms for sample in samples])
     errors: dict[tuple[int, bool], float] = {}
@@ -57,25 +58,49 @@ def choose_view(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample],
         errors[grid, priced] = _cross_validate(design, latency_N)
     best = (1, False)
     for view, error in errors.items():
-        if error < 0.9 * errors[best]:
+        if error < CLEARLY * errors[best]:
             best = view
     return Viewed(parts.seen(grid=best[0], widths=best[1]), errors)
 
 
-def choose_options(samples: Sequence[Sample], signature_of: Mapping[str, str]) -> FitOptions:
-    """Straight lines or bent ones, and how much ridge, by cross-validation of the law itself."""
-    tried: dict[FitOptions, float] = {}
-    for knots, ridge in product(((1.0,), KNOTS), RIDGES):
-        options = FitOptions(knots=knots, ridge=ridge)
-        errors = []
-        for fold in range(5):
-            train = [sample for index, sample in enumerate(samples) if index % 5 != fold]
-            if not train:
-                continue
-            law = fit_law(train, signature_of, options)
-            errors += [(law.predict(s.shares) / s.latency_ms - 1.0) ** 2 for s in samples[fold::5]]
-        tried[options] = math.fsum(errors)
-    return min(tried, key=lambda options: tried[options])
+def choose_options(samples: Sequence[Sample], signature_of: Mapping[str, str], *, launches: bool = False) -> FitOptions:
+    """Straight lines or bent ones, and how much ridge, by cross-validation of the law itself.
+
+    With ``launches`` a floor under the law is tried as well, and taken where it lowers the error by a tenth.
+    """
+    plain = [FitOptions(knots=knots, ridge=ridge) for knots, ridge in product(((1.0,), KNOTS), RIDGES)]
+    best, error = _least(plain, samples, signature_of)
+    if launches:
+        floored = [replace(best, knots=knots, launches=True) for knots in ((1.0,), KNOTS)]
+        other, lower = _least(floored, samples, signature_of)
+        if lower < CLEARLY * error:
+            return other
+    return best
+
+
+def left_out_error(
+    samples: Sequence[Sample], signature_of: Mapping[str, str], options: FitOptions, num_folds: int = 5
+) -> float:
+    """The root mean square of the relative errors on samples that a fit to the other folds has not seen."""
+    squares: list[float] = []
+    for fold in range(num_folds):
+        train = [sample for index, sample in enumerate(samples) if index % num_folds != fold]
+        if not train:
+            continue
+        law, floor = fit_launches(train, signature_of, options)
+        for sample in samples[fold::num_folds]:
+            predicted = max(law.predict(sample.shares), 0.0 if floor is None else floor(sample.shares))
+            squares.append((predicted / sample.latency_ms - 1.0) ** 2)
+    return math.sqrt(math.fsum(squares) / max(1, len(squares)))
+
+
+def _least(
+    candidates: Sequence[FitOptions], samples: Sequence[Sample], signature_of: Mapping[str, str]
+) -> tuple[FitOptions, float]:
+    """The first of least error, and that error."""
+    errors = [left_out_error(samples, signature_of, options) for options in candidates]
+    place = errors.index(min(errors))
+    return candidates[place], errors[place]
 
 
 def _design(parts: Parts, samples: Sequence[Sample]) -> Array:

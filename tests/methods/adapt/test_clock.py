@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.methods.adapt.conftest import profile_of
 
+from apportion.cost.launches import Launches
 from apportion.cost.sample import CostError
 from apportion.methods.adapt.clock import Clock, spread_start
 
@@ -72,3 +73,21 @@ def test_a_bound_holds_for_less_confidence_and_is_refused_for_more(tiny):
     lower = drifting.at(0.8)
     assert lower.confidence == pytest.approx(0.8)
     assert clock.floor_ms() < lower.floor_ms() < drifting.floor_ms()  # the quantile stays, the allowance is less
+
+
+def test_under_a_floor_of_launches_the_relaxed_clock_agrees_with_the_real_one(tiny):
+    profile = profile_of(tiny.parts, "ort-cpu-1t")
+    floored = replace(profile.cost, launches=Launches(0.1 * profile.baseline.value, 0.02 * profile.baseline.value))
+    clock = Clock.of(replace(profile, cost=floored), tiny.parts)
+    least = {module.name: module.sizes()[0] for module in tiny.partition}
+    fraction_L = torch.tensor([least[m.name] / m.num_units for m in tiny.partition], requires_grad=True)
+    whole_ms = clock.predict_ms({})
+    assert clock.predict_ms(least) > tiny.clocks[0].predict_ms(least)  # the floor holds
+    assert clock.predict_ms(least) <= clock.upper_ms(least)
+    ratio = clock.ratio(fraction_L)
+    assert float(ratio.detach()) <= clock.predict_ms(least) / whole_ms * (1 + 1e-6)  # the ramp is under the jump
+    assert float(clock.ratio(torch.ones(len(least)))) == pytest.approx(1.0)
+    ratio.backward()
+    assert torch.isfinite(fraction_L.grad).all()
+    assert (fraction_L.grad >= 0).all()
+    assert (clock.prices() >= 0).all()

@@ -15,8 +15,8 @@ from torch.func import functional_call
 
 from apportion.methods.adapt.family import Family
 from apportion.methods.adapt.groups import merge_all
-from apportion.methods.adapt.masked import gated_blocks
-from apportion.models.network import forward, read_output
+from apportion.methods.adapt.masked import Call, gated_blocks
+from apportion.models.network import read_output
 from apportion.models.quantise import LEVELS, QUANTISED, fake_quantise_weight
 
 Ranges = dict[str, tuple[Tensor, Tensor]]
@@ -37,7 +37,7 @@ def int8_features(
     def run(some: Mapping[str, Tensor], used: Mapping[str, Tensor]) -> Any:
         named = {f"inner.{name}": tensor for name, tensor in used.items()}
         with gated_blocks(network.module, family.groups.blocks(), keep_G):
-            return functional_call(_Call(network.module), named, (some,))
+            return functional_call(Call(network.module), named, (some,))
 
     ranges: Ranges = {}
     with watching(layers, read, ranges):
@@ -49,15 +49,6 @@ def int8_features(
     with rounding(layers, ranges):
         output = run(inputs, rounded)
     return read_output(network, output, inputs)
-
-
-class _Call(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, inputs: Mapping[str, Tensor]) -> Any:
-        return forward(self.inner, inputs)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from apportion.tasks.batches import Examples
 
 
 class Retrieval:
-    r"""Mean average precision (eq. Q2): every example asks for the others, and those of its class are relevant.
+    r"""Mean average precision (eq. Q3): every example asks for the others, and those of its class are relevant.
 
     .. math:: \frac{1}{N} \sum_n \frac{1}{R_n} \sum_{k : \text{relevant}} \frac{h_{nk}}{k}
 

@@ -55,10 +55,10 @@ def _call_with(
     weights: Mapping[str, Tensor], module: nn.Module, call: Callable[..., Any], *args: Any, **kw: Any
 ) -> Any:
     """Calls while a module has other weights."""
-    return functional_call(_Call(module, call), {f"inner.{name}": one for name, one in weights.items()}, args, kw)
+    return functional_call(Call(module, call), {f"inner.{name}": one for name, one in weights.items()}, args, kw)
 
 
-class _Call(nn.Module):
+class Call(nn.Module):
     """Holds the module that ``call`` runs, so that ``functional_call`` can swap its weights."""
 
     def __init__(self, inner: nn.Module, call: Callable[..., Any]) -> None:

@@ -1,10 +1,10 @@
 """Does ``apportion fit`` meet 40 % of the latency at 98 % of the quality, on unlike networks and runtimes?
 
-    .venv/bin/python benchmarks/fit_shows/run.py [--models resnet20] [--targets ort-cpu-1t] [--saved]
+    .venv/bin/python benchmarks/fit_shows/run.py [--models resnet20] [--targets ort-cpu-1t] [--saved] [--again]
 
 Every cell is the command as a user types it, then ``apportion verify`` in fresh processes. Last: a budget under the
 floor, which must be refused with exit code 3, and a run that is killed in the middle and started again. Runs stay under
-build/fit_shows; a cell that is there is not made again.
+build/fit_shows; a cell that is there is not made again, unless asked for and that folder is gone.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--targets", nargs="*", default=list(TARGETS))
     parser.add_argument("--saved", action="store_true", help="print what is in results/, measuring nothing")
+    parser.add_argument("--again", action="store_true", help="make rows anew that are there")
     args = parser.parse_args()
     summary, path = Summary(HERE), HERE / "results" / "rows.json"
     rows: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
@@ -50,7 +51,7 @@ def main() -> None:
         case = MODELS[args.models[0]]
         made |= {"refused": lambda: refused(case), "resumed": lambda: resumed(case)}
         for name, make in made.items():
-            if name not in rows:
+            if args.again or name not in rows:
                 rows[name] = make()
                 path.parent.mkdir(exist_ok=True)
                 write_whole(path, (json.dumps(rows, indent=1) + "\n").encode())
@@ -87,6 +88,7 @@ def cell(case: Case, target: str) -> dict[str, Any]:
         "quality_before": round(told["quality_before"]["value"], 4),
         "quality_after": round(told["quality_after"]["value"], 4),
         "quality_stderr": round(told["quality_after"]["stderr"], 4),
+        "floor": told["floor"] and {name: round(told["floor"]["kept"][name], 4) for name in ("value", "stderr")},
         "precision": told["precision"],
         "rungs": [round(rung["final"][key]["value"] / start, 4) for rung in told["ladder"] if rung["met"]],
         "outcome": told["outcome"],
@@ -132,13 +134,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def show(rows: dict[str, Any]) -> None:
-    print(f"\n| model | target | latency | verified | quality | precision | exit | seconds |\n{'|---' * 8}|")
+    heads = ("model", "target", "latency", "verified", "kept where the floor is judged", "held out", "precision")
+    print(f"\n| {' | '.join((*heads, 'exit', 'seconds'))} |\n{'|---' * 9}|")
     for name in (f"{model} {target}" for model in MODELS for target in TARGETS):
         if name not in rows:
             continue
         row, start = rows[name], f"| {' | '.join(name.split())} | "
         if "share" not in row:
-            print(start + f" | | | | {row['exit']} | {row['said']} |")
+            print(start + f" | | | | | {row['exit']} | {row['said']} |")
             continue
         quality = f"{row['quality_before']:.1%} to {row['quality_after']:.1%}"
         ladder = ", ".join(f"{share:.0%}" for share in row["rungs"])
@@ -146,7 +149,13 @@ def show(rows: dict[str, Any]) -> None:
         print(
             start + f"{row['share']:.1%} | {seen}{'' if row['verified'] or not row['met'] else ', broken'} | ", end=""
         )
-        print(f"{quality} | ", end="")
+        floor = row.get("floor")
+        print(
+            f"{floor['value']:.1%} ± {floor['stderr'] * 100:.1f}" if floor else "not told",
+            quality,
+            sep=" | ",
+            end=" | ",
+        )
         print(f"{row['precision']} | {row['exit']} | {row['seconds']} |")
     if "refused" in rows:
         print(f"\na budget of 1%: exit {rows['refused']['exit']}: `{rows['refused']['said']}`")

@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from apportion.methods.adapt.family import Family
 from apportion.methods.adapt.groups import merge_all
-from apportion.methods.adapt.masked import Call, gated_blocks
-from apportion.models.network import read_output
+from apportion.methods.adapt.masked import call_with, gated_blocks
+from apportion.models.network import forward, read_output
 from apportion.models.quantise import LEVELS, QUANTISED, fake_quantise_weight
 
 Ranges = dict[str, tuple[Tensor, Tensor]]
@@ -35,9 +34,8 @@ def int8_features(
     read = {name: weights[f"{name}.weight"].transpose(0, 1).flatten(1).abs().amax(1) > 0 for name in layers}
 
     def run(some: Mapping[str, Tensor], used: Mapping[str, Tensor]) -> Any:
-        named = {f"inner.{name}": tensor for name, tensor in used.items()}
         with gated_blocks(network.module, family.groups.blocks(), keep_G):
-            return functional_call(Call(network.module), named, (some,))
+            return call_with(used, network.module, forward, network.module, some)
 
     ranges: Ranges = {}
     with watching(layers, read, ranges):

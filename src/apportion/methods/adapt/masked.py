@@ -47,18 +47,16 @@ def masked_features(
     low = how.precision == "bf16"
     again = run_again(network.module, blocks, merged) if how.checkpoint else nullcontext()
     with gated_blocks(network.module, blocks, keep_G), again, torch.autocast(device.type, torch.bfloat16, enabled=low):
-        output = _call_with(merged, network.module, lambda: forward(network.module, inputs))
+        output = call_with(merged, network.module, lambda: forward(network.module, inputs))
     return read_output(network, float_outputs(output)[0].float() if low else output, inputs)
 
 
-def _call_with(
-    weights: Mapping[str, Tensor], module: nn.Module, call: Callable[..., Any], *args: Any, **kw: Any
-) -> Any:
+def call_with(weights: Mapping[str, Tensor], module: nn.Module, call: Callable[..., Any], *args: Any, **kw: Any) -> Any:
     """Calls while a module has other weights."""
-    return functional_call(Call(module, call), {f"inner.{name}": one for name, one in weights.items()}, args, kw)
+    return functional_call(_Call(module, call), {f"inner.{name}": one for name, one in weights.items()}, args, kw)
 
 
-class Call(nn.Module):
+class _Call(nn.Module):
     """Holds the module that ``call`` runs, so that ``functional_call`` can swap its weights."""
 
     def __init__(self, inner: nn.Module, call: Callable[..., Any]) -> None:
@@ -78,7 +76,7 @@ def run_again(module: nn.Module, blocks: Mapping[str, Any], merged: Mapping[str,
         plain = block.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            return _call_with(own, block, plain, *args, **kwargs)
+            return call_with(own, block, plain, *args, **kwargs)
 
         def twice(*args: Any, **kwargs: Any) -> Any:
             return checkpoint(run, *args, use_reentrant=False, **kwargs)

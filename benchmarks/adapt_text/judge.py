@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,9 +22,10 @@ from suite import DEVICE, SUITES, TARGETS, Suite, cpu_copy, forks, make_family, 
 from torch import Tensor
 
 from apportion.cost.parts import Parts
+from apportion.methods.adapt.depth import near_depths, sizes_by_depth, surely_least
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
 from apportion.methods.adapt.family import Family
-from apportion.methods.adapt.make import left_out_loss
+from apportion.methods.adapt.make import left_out_losses
 from apportion.methods.adapt.pool import Pool
 from apportion.methods.adapt.solve import refine_mixture, solve
 from apportion.methods.adapt.train import module_values
@@ -36,7 +38,7 @@ SHAPE = Shape(ways=5, shots=5, queries=10)
 LARGE = "20-way 1-shot"  # more images in each, so a third of the episodes
 NOISE = {"noise-25": 0.25, "noise-50": 0.5, "noise-100": 1.0}  # the share of a mixture that is drawn at random
 CUT = ("10%-groups", "10%-weights", "1%-groups", "1%-weights")
-VARIANTS = (*NOISE, "even", "1-shot", "2-shot", "refined", *CUT)
+VARIANTS = (*NOISE, "even", "1-shot", "2-shot", "refined", "depths", *CUT)
 TWINS = {"ort-cpu-1t": "ort-int8-cpu-1t", "openvino-cpu-1t": "openvino-int8-cpu-1t"}
 
 
@@ -117,7 +119,7 @@ def judge(
     }
     for row in rows.values():
         row |= {"side": [], "domain": []}
-    known: dict[tuple, dict[str, int]] = {}
+    known: dict[tuple, list[dict[str, int]]] = {}
     learned = method.allocation == "learned" and method.train
     shots = int(variant[0]) if variant.endswith("-shot") else SHAPE.shots
     for number in range(args.episodes):
@@ -146,19 +148,30 @@ def judge(
                 if key not in known and rho < 1:
                     value_L = module_values(value_BL, at, family.floor)
                     steps = 0 if ticking.name in family.clocks else 12
-                    solved = solve(family, alpha_M, budget_ms, ticking, value_L if learned else None, num_steps=steps)
-                    known[key] = solved.sizes
+                    worth_L = value_L if learned else None
+                    choices = [solve(family, alpha_M, budget_ms, ticking, worth_L, num_steps=steps).sizes]
+                    if method.near or variant == "depths":
+                        depths = near_depths(family, at)
+                        near = sizes_by_depth(family, alpha_M, at, ticking, worth_L, depths, num_steps=steps)
+                        choices += near.values()
+                    known[key] = choices
                 row = rows[clock.name, rho]
                 keep_G = torch.ones(family.groups.count)
+                losses = support_losses(family, pool, episode)
                 if rho < 1:
-                    sizes = [*(["int8"] if int8 else []), *known[key].values()]
+                    chosen = known[key][0]
+                    if len(known[key]) > 1:
+                        with torch.inference_mode():
+                            each = [losses(alpha_M, family.keep_of(one)) for one in known[key]]
+                        chosen = known[key][surely_least(each)]
+                    sizes = [*(["int8"] if int8 else []), *chosen.values()]
                     if sizes not in row["sizes"]:
                         row["sizes"].append(sizes)
                     row["chosen"].append(row["sizes"].index(sizes))
-                    keep_G = family.keep_of(known[key])
+                    keep_G = family.keep_of(chosen)
                 with torch.inference_mode():
                     if variant == "refined":
-                        alpha_M, _ = refine_mixture(support_loss(family, pool, episode, keep_G), alpha_M)
+                        alpha_M, _ = refine_mixture(partial(mean_loss, losses, keep_G), alpha_M)
                     row["accuracy"].append(accuracy(family, pool, episode, alpha_M, keep_G, int8=int8))
                 row["side"].append(side)
                 row["domain"].append(episode.domain)
@@ -181,15 +194,19 @@ def routed(alpha_M: Tensor, variant: str, generator: np.random.Generator) -> Ten
     return torch.full_like(alpha_M, 1 / len(alpha_M)) if variant == "even" else alpha_M
 
 
-def support_loss(family: Family, pool: Pool, episode: Episode, keep_G: Tensor) -> Callable[[Tensor], float]:
+def support_losses(family: Family, pool: Pool, episode: Episode) -> Callable[[Tensor, Tensor], Tensor]:
     inputs, label_S = pool.at(episode.support.row_N), torch.from_numpy(episode.support.label_N)
     scale = float(family.log_scale.exp())
 
-    def loss(alpha_M: Tensor) -> float:
+    def losses(alpha_M: Tensor, keep_G: Tensor) -> Tensor:
         feature_SF = family.embed(inputs, family.gates(alpha_M), keep_G).float().cpu()
-        return left_out_loss(feature_SF, label_S, episode.ways, scale)
+        return left_out_losses(feature_SF, label_S, episode.ways, scale)
 
-    return loss
+    return losses
+
+
+def mean_loss(losses: Callable[[Tensor, Tensor], Tensor], keep_G: Tensor, alpha_M: Tensor) -> float:
+    return float(losses(alpha_M, keep_G).mean())
 
 
 def accuracy(family: Family, pool: Pool, episode: Episode, alpha_M: Tensor, keep_G: Tensor, *, int8: bool) -> float:

@@ -18,6 +18,8 @@ class Method:
 
     ``start`` names the fractions it begins with: the same for all modules, modules in proportion to their price or
     their sensitivity, widths alone, or blocks alone. ``targets`` are those it trains for, all if none are named.
+    With ``near`` it trains slices of depths next to the settled ones, and the support set chooses among them.
+    ``masks`` says what delta gates are of; with ``half`` it trains in bf16 and blocks run again for their slopes.
     ``of`` names the method whose training it takes; with ``int8`` slices are quantised where the runtime has int8.
     """
 
@@ -31,12 +33,19 @@ class Method:
     capacity: float = 0.9
     objective: str = "mean"
     targets: tuple[str, ...] = ()
+    near: float = 0.0
+    masks: str = "groups"
+    half: bool = False
     of: str = ""
     int8: bool = False
 
 
 METHODS = {
     "ours": Method(says="per-module budgets by primal-dual training, router sees support and budget"),
+    "ours-near": Method(says="the same, the support set chooses among depths", near=0.5),
+    "ours-near-flat": Method(says="the same, one vector of budgets for all B", allocation="unconditional", near=0.5),
+    "ours-weights": Method(says="the same, delta gates over single numbers", masks="weights"),
+    "ours-half": Method(says="the same, trained in bf16 with blocks run again", half=True),
     "ours-cvar": Method(says="the same, trained on the worst 30 % of episodes", objective="cvar"),
     "ours-two": Method(
         says="the same, one target left out of training and priced by a few points",

@@ -91,7 +91,7 @@ def make_family(
     partition = order_units(Partition.of(suite.network.replace(module=cpu_copy(suite.network))), scores)
     parts = Parts.of(suite.network.replace(module=cpu_copy(suite.network)), partition)
     clocks = read_clocks(profiles, suite.name, method.targets or TARGETS, parts)
-    config = FamilyConfig(num_experts=method.experts, allocation=method.allocation)
+    config = FamilyConfig(num_experts=method.experts, allocation=method.allocation, masks=method.masks)
     floor = max(config.tightest, *(clock.floor_ms() / clock.whole_ms for clock in clocks))
     sensitivity_L = torch.stack([scores[module.name].sum() for module in partition])
     start_KL = start_fractions(method.start, clocks, floor, sensitivity_L)

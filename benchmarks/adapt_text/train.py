@@ -63,6 +63,9 @@ def work(args, method_name: str, suite: Suite) -> None:
         rate=args.rate,
         hold=args.hold,
         vary=args.vary,
+        near=method.near,
+        precision="bf16" if method.half else "fp32",
+        checkpoint=method.half,
         seed=args.seed,
         episodes=episodes,
     )

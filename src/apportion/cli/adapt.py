@@ -47,6 +47,7 @@ def command(
     damping: Annotated[float, typer.Option(help="What is left of a price then; 0 starts it anew.")] = 0.5,
     precision: Annotated[str, typer.Option(help="fp32, or bf16 for the network's products.")] = "fp32",
     checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Less memory, more time.")] = False,
+    near: Annotated[float, typer.Option(help="Share of slices one block off, for specialize --depths.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
@@ -79,6 +80,7 @@ def command(
         damping=damping,
         precision=precision,
         checkpoint=checkpoint,
+        near=near,
         seed=seed,
     )
     result = adapt(config, out, Bars(quiet=as_json))

@@ -26,6 +26,7 @@ def command(
     verify: Annotated[bool, typer.Option(help="Measure, and step down until it surely holds.")] = True,
     head: Annotated[str, typer.Option(help="cosine or prototype (class means), or linear (fitted).")] = "cosine",
     refine: Annotated[bool, typer.Option("--refine", help="One step on the mixture by the examples' losses.")] = False,
+    depths: Annotated[bool, typer.Option("--depths", help="Examples choose among depths next to the usual.")] = False,
     risk: Annotated[float, typer.Option(help="Weight of their variance in that step; above 0 takes it.")] = 0.0,
     precision: Annotated[
         str, typer.Option(help="fp32, int8, or auto: int8 where adapt priced it and it pays.")
@@ -53,6 +54,7 @@ def command(
         verify=verify,
         head=head,
         refine=refine,
+        depths=depths,
         risk=risk,
         precision=precision,
         averse=averse,

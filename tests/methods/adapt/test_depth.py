@@ -12,9 +12,11 @@ from apportion.methods.adapt.depth import (
     LEAST_USE,
     balanced_depths,
     every_depth,
+    near_depths,
     nested_depths,
     nested_path,
     sizes_by_depth,
+    surely_least,
 )
 
 
@@ -44,6 +46,30 @@ def test_sizes_of_a_depth_keep_the_budget_and_use_it(tiny):
     for depth, sizes in found.items():
         assert depth == (sizes[name],)
         assert LEAST_USE * 0.4 * clock.whole_ms <= clock.upper_ms(sizes) <= 0.4 * clock.whole_ms
+
+
+def test_near_depths_are_the_steps_beside_the_settled_one(tiny):
+    family = tiny.family()
+    assert near_depths(family, 0.4) == []
+    for settled, near in ((1, [(2,)]), (2, [(1,), (3,)]), (3, [(2,)])):
+        family.depth_KJ.fill_(settled)
+        assert near_depths(family, 0.4) == near
+        found = sizes_by_depth(family, torch.full((4,), 0.25), 0.4, tiny.clocks[0], None, near)
+        assert set(found) <= set(near)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**31 - 1), st.floats(-3, 3))
+def test_another_choice_than_the_first_needs_more_than_luck(seed, shift):
+    generator = torch.Generator().manual_seed(seed)
+    loss_TS = [torch.randn(12, generator=generator) + shift * place for place in range(3)]
+    chosen = surely_least(loss_TS)
+    assert surely_least([loss_S + 7.0 for loss_S in loss_TS]) == chosen
+    less_S = loss_TS[0] - loss_TS[chosen]
+    if chosen:
+        assert less_S.mean() > less_S.std() / len(less_S) ** 0.5
+        assert all(loss_TS[chosen].mean() <= loss_S.mean() for loss_S in loss_TS)
+    assert surely_least(loss_TS[:1]) == 0
 
 
 def surely(row):

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from apportion.device.measure import Session, Timing
-from apportion.methods.adapt.make import left_out_loss
+from apportion.methods.adapt.make import left_out_losses, risked
 from apportion.methods.adapt.specialise import MADE, WHOLE, z_of
 
 
@@ -20,14 +20,14 @@ def test_left_out_loss_agrees_with_leaving_out(risk, generator):
         score_W = 4.0 * functional.normalize(means, dim=-1) @ feature_SF[row]
         losses.append(functional.cross_entropy(score_W, label_S[row]))
     expected = torch.stack(losses)
-    found = left_out_loss(feature_SF, label_S, 3, 4.0, risk)
+    found = risked(left_out_losses(feature_SF, label_S, 3, 4.0), risk)
     assert found == pytest.approx(float(expected.mean() + risk * expected.var(correction=0)), rel=1e-6)
 
 
 def test_a_single_example_of_a_class_counts_itself():
     feature_SF = functional.normalize(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), dim=-1)
     expected = functional.cross_entropy(torch.tensor([[10.0, 0.0]]), torch.tensor([0]))
-    assert left_out_loss(feature_SF, torch.tensor([0, 1]), 2, 10.0) == pytest.approx(float(expected))
+    assert float(left_out_losses(feature_SF, torch.tensor([0, 1]), 2, 10.0).mean()) == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize(("confidence", "t"), [(0.9, 1.638), (0.95, 2.353), (0.99, 4.541)])

@@ -302,10 +302,27 @@ def test_slices_have_the_settled_depth_from_the_step_that_settles_it(tiny):
     family, clock = trainer.family, tiny.clocks[0]
     (place,) = family.block_places
     plan = family.plan_with(torch.full((4,), 0.25), 0.5, clock.name)
-    wanted_L = trainer._wanted(plan, 0.5, clock.name)
+    wanted_L = trainer._wanted(plan, 0.5, clock.name, torch.Generator().manual_seed(0))
     assert (round(wanted_L[place].item() * 3),) == family.depth(0.5)
     assert wanted_L.requires_grad
     assert clock.relaxed_upper_ms(wanted_L.detach()) == pytest.approx(0.5 * clock.whole_ms, rel=0.01)
+
+
+def test_a_share_of_the_slices_runs_at_depths_next_to_the_settled_one(tiny):
+    trainer = trainer_of(tiny, near=0.5)
+    family, clock, generator = trainer.family, tiny.clocks[0], torch.Generator().manual_seed(0)
+    (place,) = family.block_places
+    family.depth_KJ.fill_(2)
+    plan = family.plan_with(torch.full((4,), 0.25), 0.4, clock.name)
+    seen = []
+    for _ in range(60):
+        wanted_L = trainer._wanted(plan, 0.4, clock.name, generator)
+        seen.append(round(wanted_L[place].item() * 3))
+        assert clock.relaxed_upper_ms(wanted_L.detach()) <= 0.4 * clock.whole_ms * (1 + 1e-6)
+    others = set(seen) - {2}
+    assert others
+    assert others <= {1, 3}
+    assert 0.3 < seen.count(2) / len(seen) < 0.95
 
 
 def test_a_slice_that_is_the_whole_network_has_nothing_to_learn_from_it(tiny):

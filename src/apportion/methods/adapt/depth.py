@@ -1,10 +1,11 @@
 """How many blocks a budget keeps: the depths that it allows, and the nested path through choices that loses least.
 
-Shape letters: K budgets, T choices, J sequences of blocks, L modules, E episodes.
+Shape letters: K budgets, T choices, J sequences of blocks, L modules, E episodes, S support rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -31,13 +32,29 @@ def every_depth(family: Family) -> list[Depth]:
     return list(dict.fromkeys(tuple(_nearest(module, share) for module in blocks) for share in shares))
 
 
+def near_depths(family: Family, rho: float) -> list[Depth]:
+    """Those one step shallower and deeper than what was settled for a budget; none where nothing was."""
+    settled, depths = family.depth(rho), every_depth(family)
+    if settled is None or settled not in depths:
+        return []
+    place = depths.index(settled)
+    return [depths[at] for at in (place - 1, place + 1) if 0 <= at < len(depths)]
+
+
 def sizes_by_depth(
-    family: Family, alpha_M: Tensor, rho: float, clock: Clock, value_L: Tensor | None
+    family: Family,
+    alpha_M: Tensor,
+    rho: float,
+    clock: Clock,
+    value_L: Tensor | None,
+    depths: Sequence[Depth] | None = None,
+    *,
+    num_steps: int = 0,
 ) -> dict[Depth, dict[str, int]]:
-    """Sizes that keep a budget and use it, by their depth."""
+    """Sizes that keep a budget and use it, by their depth; of all depths, or those given."""
     budget_ms, found = rho * clock.whole_ms, {}
-    for depth in every_depth(family):
-        sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=depth)
+    for depth in every_depth(family) if depths is None else depths:
+        sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=depth, num_steps=num_steps)
         if sizes is not None and clock.upper_ms(sizes) >= LEAST_USE * budget_ms:
             found[depth] = sizes
     return found
@@ -65,6 +82,26 @@ def nested_depths(
     loss_KT = np.array([_lost(depths, row, near) for row, near in zip(judged, usual, strict=True)])
     path = nested_path(np.array(depths), loss_KT)
     return [depths[place] if depths[place] in row else None for place, row in zip(path, judged, strict=True)]
+
+
+def surely_least(loss_TS: Sequence[Tensor]) -> int:
+    r"""The choice of least loss on a support set, or the first if that is luck (eq. A25).
+
+    .. math:: t^* = \arg\min_t \bar\ell_t \quad \text{if } \bar\ell_0 - \bar\ell_{t^*} > \sigma(\ell_0 - \ell_{t^*}),
+        \text{ else } 0
+
+    :math:`\ell_t` are the losses of the examples by choice t and :math:`\sigma` is the standard error of the mean.
+
+    Example:
+        >>> import torch
+        >>> first, second = torch.tensor([1.0, 2.0, 1.5]), torch.tensor([0.5, 1.4, 1.0])
+        >>> surely_least([first, second]), surely_least([first, first - torch.tensor([0.9, -0.8, 0.0])])
+        (1, 0)
+    """
+    best = min(range(len(loss_TS)), key=lambda place: float(loss_TS[place].mean()))
+    less_S = loss_TS[0] - loss_TS[best]
+    error = float(less_S.std()) / len(less_S) ** 0.5 if len(less_S) > 1 else math.inf
+    return best if float(less_S.mean()) > error else 0
 
 
 def nested_path(depth_TJ: NDArray[np.int64], loss_KT: Array) -> list[int]:

@@ -24,9 +24,16 @@ LATER: Mapping[str, Any] = {  # settings that came since, saved only where they 
     "damping": 0.5,
     "precision": "fp32",
     "checkpoint": False,
+    "near": 0.0,
 }
 SPECIAL = {"run", "support", "budget", "target", "head", "risk", "refine"}
-LATER_SPECIAL: Mapping[str, Any] = {"averse": 0.0, "steps": None, "confidence": 0.95, "precision": "auto"}
+LATER_SPECIAL: Mapping[str, Any] = {
+    "averse": 0.0,
+    "steps": None,
+    "confidence": 0.95,
+    "precision": "auto",
+    "depths": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +70,7 @@ class AdaptConfig:
     damping: float = 0.5
     precision: str = "fp32"
     checkpoint: bool = False
+    near: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -94,6 +102,7 @@ class AdaptConfig:
             damping=self.damping,
             precision=self.precision,
             checkpoint=self.checkpoint,
+            near=self.near,
             warmup=min(100, self.steps // 5),
             seed=self.seed,
         )

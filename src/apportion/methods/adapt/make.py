@@ -18,6 +18,7 @@ from torch.nn import functional
 from apportion.errors import DataError
 from apportion.methods.adapt.adapt import Learned
 from apportion.methods.adapt.clock import Clock
+from apportion.methods.adapt.depth import near_depths, sizes_by_depth, surely_least
 from apportion.methods.adapt.pool import read_pool
 from apportion.methods.adapt.posterior import Posterior, averse_choice, mixture_posterior
 from apportion.methods.adapt.solve import NUM_STEPS, Solved, refine_mixture, smallest, solve
@@ -43,6 +44,7 @@ class Wish:
 
     head: str = "cosine"
     refine: bool = False
+    depths: bool = False
     risk: float = 0.0
     averse: float = 0.0
     steps: int | None = None
@@ -120,14 +122,23 @@ def make(
 
     scale = float(family.log_scale.detach().exp())
 
-    def loss(mixture_M: Tensor, sizes: Mapping[str, int]) -> float:
+    def losses(mixture_M: Tensor, sizes: Mapping[str, int]) -> Tensor:
         with torch.no_grad():
             feature_SF = family.embed(inputs, family.gates(mixture_M), family.keep_of(sizes)).float()
-            return left_out_loss(feature_SF, label_S, ways, scale, wish.risk)
+            return left_out_losses(feature_SF, label_S, ways, scale)
+
+    def loss(mixture_M: Tensor, sizes: Mapping[str, int]) -> float:
+        return risked(losses(mixture_M, sizes), wish.risk)
 
     solved = sized(posterior.mean_M)
     begun = time.perf_counter()
     alpha_M, solved, num_passes = _settle(loss, sized, solved, posterior, wish)
+    if wish.depths and not least:
+        near = sizes_by_depth(family, alpha_M, rho, clock, value_L, near_depths(family, rho), num_steps=num_steps)
+        choices = [solved.sizes, *near.values()]
+        num_passes += len(choices) if near else 0
+        sizes = choices[surely_least([losses(alpha_M, one) for one in choices]) if near else 0]
+        solved = Solved(alpha_M, sizes, clock.predict_ms(sizes), clock.upper_ms(sizes))
     refined = time.perf_counter()
     network = family.sliced(alpha_M, solved.sizes)
     if int8:
@@ -187,15 +198,17 @@ def as_run(network: Network) -> Network:
     return simulate(network) if network.precision == "int8" else network
 
 
-def left_out_loss(feature_SF: Tensor, label_S: Tensor, ways: int, scale: float, risk: float = 0.0) -> float:
-    r"""Mean loss of every example against class means without it, plus its variance times a risk weight (eq. A14).
-
-    .. math:: \hat\ell = \mathrm{mean}_i\, \ell_i + \rho\, \mathrm{var}_i\, \ell_i
-
-    A class of one example keeps it in its mean.
-    """
+def left_out_losses(feature_SF: Tensor, label_S: Tensor, ways: int, scale: float) -> Tensor:
+    """Loss of every example against class means without it; a class of one example keeps it in its mean."""
     cosine_SW = cosines(feature_SF, class_means(feature_SF, label_S, ways))
     own_S = functional.cosine_similarity(feature_SF, left_out_means(feature_SF, label_S, ways), dim=-1)
     cosine_SW = cosine_SW.scatter(1, label_S[:, None], own_S[:, None])
-    loss_S = functional.cross_entropy(scale * cosine_SW, label_S, reduction="none")
+    return functional.cross_entropy(scale * cosine_SW, label_S, reduction="none")
+
+
+def risked(loss_S: Tensor, risk: float) -> float:
+    r"""Mean of the examples' losses plus their variance times a risk weight (eq. A14).
+
+    .. math:: \hat\ell = \mathrm{mean}_i\, \ell_i + \rho\, \mathrm{var}_i\, \ell_i
+    """
     return float(loss_S.mean() + risk * loss_S.var(correction=0))

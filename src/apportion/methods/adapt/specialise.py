@@ -53,6 +53,7 @@ def specialise(
     verify: bool = True,
     head: str = "cosine",
     refine: bool = False,
+    depths: bool = False,
     risk: float = 0.0,
     averse: float = 0.0,
     steps: int | None = None,
@@ -70,6 +71,8 @@ def specialise(
             smallest network, measure that.
         head: what classifies features: class means by ``cosine`` or distance (``prototype``), or ``linear``, fitted.
         refine: one step on the mixture by the examples' losses, for as many forward passes as experts and two.
+        depths: let the examples choose a depth next to the one that training settled, for up to three forward passes;
+            it pays where the run was trained for it (``near``).
         risk: weight of the variance of the examples' losses in that step; above zero it is taken.
         averse: weight of the loss's spread over mixtures that the examples leave possible; above zero the mixture, the
             even one and their middle are compared by it.
@@ -86,6 +89,7 @@ def specialise(
     wish = Wish(
         head=head,
         refine=refine,
+        depths=depths,
         risk=risk,
         averse=averse,
         steps=steps,

@@ -25,7 +25,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from apportion.errors import DataError
-from apportion.methods.adapt.depth import Depth, balanced_depths, every_depth, nested_depths, sizes_by_depth
+from apportion.methods.adapt.depth import (
+    LEAST_USE,
+    Depth,
+    balanced_depths,
+    every_depth,
+    near_depths,
+    nested_depths,
+    sizes_by_depth,
+)
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
 from apportion.methods.adapt.family import UNSETTLED, Family, Plan
 from apportion.methods.adapt.masked import PRECISIONS, Pass
@@ -60,9 +68,10 @@ class TrainConfig:
     With ``checkpoint`` blocks run again for their slopes, which saves memory and takes more time.
 
     Without ``slices`` the whole network alone is trained; ``settle`` is the share of the steps after which depths are
-    settled. ``capacity`` is the most that the open delta gates may be of the groups kept; ``objective`` with ``beta``
-    is the mean, the tail mean of the worst ``1 - beta``, the worst domain, or the worst case within a divergence of
-    ``beta``.
+    settled, and ``near`` the share of the slices after it that run one block less or more, so that a support set may
+    choose among depths (``specialise``). ``capacity`` is the most that the open delta gates may be of the groups kept;
+    ``objective`` with ``beta`` is the mean, the tail mean of the worst ``1 - beta``, the worst domain, or the worst
+    case within a divergence of ``beta``.
     """
 
     steps: int = 2000
@@ -79,6 +88,7 @@ class TrainConfig:
     even: float = 0.1
     slices: bool = True
     settle: float = 0.6
+    near: float = 0.0
     capacity: float = 0.9
     price_rate: float = 1.0
     max_price: float = 20.0
@@ -109,7 +119,7 @@ class TrainConfig:
                 f"a window of {self.window} and a damping of {self.damping:g} are not possible; give a window of 0 "
                 "(off) or more, and a damping from 0 (prices start anew) to less than 1"
             )
-        for name in ("vary", "settle"):
+        for name in ("vary", "settle", "near"):
             if not 0 <= getattr(self, name) <= 1:
                 raise DataError(f"{name} {getattr(self, name):g} is not a share; give one from 0 to 1")
         if not 0 < self.capacity <= 1:
@@ -192,7 +202,7 @@ class Trainer:
         whole_NF = episode_features(family, pool, episode, family.gates(whole.alpha_M, generator), ones_G, self.how)
         whole_QW = logits(family, episode, whole_NF)
         plan = family.plan(mean_WF, rho, name)
-        wanted_L = self._wanted(plan, rho, name)
+        wanted_L = self._wanted(plan, rho, name, generator)
         if not wanted_L.requires_grad:
             wanted_L.requires_grad_(True)
         wanted_L.retain_grad()
@@ -244,13 +254,19 @@ class Trainer:
         answers = functional.kl_div(slice_QW.log_softmax(-1), whole_QW.softmax(-1), reduction="batchmean")
         return config.distil * answers + config.likeness * (1 - functional.cosine_similarity(slice_NF, whole_NF)).mean()
 
-    def _wanted(self, plan: Plan, rho: float, name: str) -> Tensor:
-        """The fractions that a slice runs with: the policy's, or these at the settled depth."""
-        depth = self.family.depth(rho)
+    def _wanted(self, plan: Plan, rho: float, name: str, generator: torch.Generator) -> Tensor:
+        """The fractions that a slice runs with: the policy's, or these at the settled depth or one near it."""
+        depth, clock = self.family.depth(rho), self.family.clocks[name]
         if depth is None:
             return plan.fraction_L.clone()
-        clock = self.family.clocks[name]
-        return along_path(self.family, plan.alpha_M, clock, rho * clock.whole_ms, name, depth)
+        limit_ms = rho * clock.whole_ms
+        if self.config.near and float(torch.rand((), generator=generator)) < self.config.near:
+            near = near_depths(self.family, rho)
+            other = near[int(torch.randint(len(near), (), generator=generator))] if near else depth
+            other_L = along_path(self.family, plan.alpha_M, clock, limit_ms, name, other)
+            if LEAST_USE * limit_ms <= clock.relaxed_upper_ms(other_L) <= limit_ms:
+                return other_L
+        return along_path(self.family, plan.alpha_M, clock, limit_ms, name, depth)
 
     @torch.no_grad()
     def settle(self, num_episodes: int) -> list[dict[str, Any]]:

@@ -196,7 +196,7 @@ def routed(alpha_M: Tensor, variant: str, generator: np.random.Generator) -> Ten
 
 def support_losses(family: Family, pool: Pool, episode: Episode) -> Callable[[Tensor, Tensor], Tensor]:
     inputs, label_S = pool.at(episode.support.row_N), torch.from_numpy(episode.support.label_N)
-    scale = float(family.log_scale.exp())
+    scale = float(family.log_scale.detach().exp())
 
     def losses(alpha_M: Tensor, keep_G: Tensor) -> Tensor:
         feature_SF = family.embed(inputs, family.gates(alpha_M), keep_G).float().cpu()

@@ -16,6 +16,7 @@ from apportion.cost.parts import Parts
 from apportion.cost.sample import CostError
 from apportion.device.measure import Session, Timing
 from apportion.errors import ApportionError, InfeasibleError
+from apportion.methods.adapt import make
 from apportion.methods.adapt.adapt import adapt, read_learned
 from apportion.methods.adapt.folder import AdaptConfig
 from apportion.methods.adapt.shared_folders import load_tasks
@@ -217,6 +218,17 @@ def test_steps_and_aversion_are_taken_and_the_spread_of_the_mixture_is_told(trai
     assert all(0 < std < 0.5 for std in result["mixture_std"])
     assert result["upper_ms"] <= 0.6 * result["whole_ms"]
     assert result["adaptation"]["passes"] >= 2 + 4 + 6  # of the head, one step, and three mixtures
+
+
+def test_the_examples_may_choose_a_depth_within_the_same_budget(trained, support, tmp_path, monkeypatch):
+    settled = specialise(trained / "run", str(support), "60%", tmp_path / "settled", verify=False)
+    asked = []
+    monkeypatch.setattr(f"{make.__name__}.surely_least", lambda losses: asked.append(len(losses)) or len(losses) - 1)
+    chosen = specialise(trained / "run", str(support), "60%", tmp_path / "chosen", verify=False, depths=True)
+    assert asked[0] in (2, 3)  # the settled depth, and one or both next to it
+    assert chosen["sizes"] != settled["sizes"]
+    assert chosen["upper_ms"] <= 0.6 * chosen["whole_ms"]
+    assert chosen["adaptation"]["passes"] == settled["adaptation"]["passes"] + asked[0]
 
 
 @pytest.mark.parametrize("head", ["prototype", "linear"])

@@ -48,6 +48,21 @@ def test_a_counted_budget_is_met_verified_and_not_run_again(apportion, tmp_path,
         assert sum(p.numel() for p in network.module.parameters()) == result["final"]["params"]["value"]
 
 
+@pytest.mark.slow
+def test_a_compiled_network_meets_its_latency_or_is_refused(apportion, tmp_path, images):
+    """The machine may be busy, so that the promise may be refused; one that is made is about the compiled network."""
+    options = ("--rungs", "1", "--repair-steps", "0", "--data", images, "-o", "run")
+    result = apportion.json("fit", CNN, "--budget", "latency<=90%@compile-cpu-1t", *options)
+    assert result["exit"] in (0, 3, 4), result
+    if result["exit"] == 0:
+        assert result["met"] is True
+        final, limits = result["final"], result["ladder"][0]["limits"]
+        assert final["latency@compile-cpu-1t"]["value"] <= limits["latency@compile-cpu-1t"]
+        again = apportion.json("verify", "run", "--model", CNN)
+        assert again["exit"] in (0, 4)
+        assert again["quality_after"] == result["quality_after"]
+
+
 def test_a_quality_floor_is_shown_apart_from_the_held_out_reading_and_verified(apportion, tmp_path, images):
     options = ("--quality-floor", "20%", "--data", images, "--rungs", 1, "--repair-steps", 40, "-o", "run")
     told = apportion("fit", CNN, "--budget", "params<=90%", *options)

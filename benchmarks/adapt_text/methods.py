@@ -19,6 +19,7 @@ class Method:
     ``start`` names the fractions it begins with: the same for all modules, modules in proportion to their price or
     their sensitivity, widths alone, or blocks alone. ``targets`` are those it trains for, all if none are named.
     With ``near`` it trains slices of depths next to the settled ones, and the support set chooses among them.
+    ``search`` widths are tried for every budget at its settled depth.
     ``masks`` says what delta gates are of; with ``half`` it trains in bf16 and blocks run again for their slopes.
     ``of`` names the method whose training it takes; with ``int8`` slices are quantised where the runtime has int8.
     """
@@ -34,6 +35,7 @@ class Method:
     objective: str = "mean"
     targets: tuple[str, ...] = ()
     near: float = 0.0
+    search: int = 0
     masks: str = "groups"
     half: bool = False
     of: str = ""
@@ -44,6 +46,8 @@ METHODS = {
     "ours": Method(says="per-module budgets by primal-dual training, router sees support and budget"),
     "ours-near": Method(says="the same, the support set chooses among depths", near=0.5),
     "ours-near-flat": Method(says="the same, one vector of budgets for all B", allocation="unconditional", near=0.5),
+    "ours-search": Method(says="the same, widths searched for at settled depths", search=40),
+    "searched": Method(says="that search alone, from an even spread", allocation="fixed", search=40),
     "ours-weights": Method(says="the same, delta gates over single numbers", masks="weights"),
     "ours-half": Method(says="the same, trained in bf16 with blocks run again", half=True),
     "ours-cvar": Method(says="the same, trained on the worst 30 % of episodes", objective="cvar"),

@@ -64,6 +64,7 @@ def work(args, method_name: str, suite: Suite) -> None:
         hold=args.hold,
         vary=args.vary,
         near=method.near,
+        search=method.search,
         precision="bf16" if method.half else "fp32",
         checkpoint=method.half,
         seed=args.seed,

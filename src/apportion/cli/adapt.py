@@ -48,6 +48,7 @@ def command(
     precision: Annotated[str, typer.Option(help="fp32, or bf16 for the network's products.")] = "fp32",
     checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Less memory, more time.")] = False,
     near: Annotated[float, typer.Option(help="Share of slices one block off, for specialize --depths.")] = 0.0,
+    search: Annotated[int, typer.Option(help="Widths to try for every budget once depths are settled.")] = 0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
@@ -81,6 +82,7 @@ def command(
         precision=precision,
         checkpoint=checkpoint,
         near=near,
+        search=search,
         seed=seed,
     )
     result = adapt(config, out, Bars(quiet=as_json))

@@ -12,6 +12,7 @@ from apportion.methods.adapt.depth import balanced_depths, every_depth, nested_d
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits, order_units, unit_scores
 from apportion.methods.adapt.family import UNSETTLED, Family, FamilyConfig
 from apportion.methods.adapt.folder import LATER, AdaptConfig, AdaptFolder
+from apportion.methods.adapt.solve import left_out, solve
 from apportion.methods.adapt.train import TrainConfig, Trainer, budget_bin, module_values
 
 
@@ -335,3 +336,53 @@ def test_a_slice_that_is_the_whole_network_has_nothing_to_learn_from_it(tiny):
     half_NF = episode_features(trainer.family, pool, episode, gate_G, half_G)
     assert trainer._unlike(episode, whole_NF, whole_NF).item() == pytest.approx(0.0, abs=1e-5)
     assert trainer._unlike(episode, half_NF, whole_NF).item() > 1e-4
+
+
+def test_widths_found_at_the_settled_depths_lose_less_and_stay(tiny):
+    trainer = trainer_of(tiny, steps=10, settle=0.5, search=6)
+    family, clock = trainer.family, tiny.clocks[0]
+    for number in range(5):
+        assert "widths" not in trainer.step(number)
+    rows = trainer.step(5)["widths"]
+    assert len(rows) >= 6
+    assert any(row["loss"] < row["before"] for row in rows)
+    assert all(row["loss"] <= row["before"] for row in rows)
+    before = {name: tensor.clone() for name, tensor in family.policy.named_parameters()}
+    alpha_M = torch.full((4,), 0.25)
+    near = 0
+    for row in rows:
+        assert clock.upper_ms(row["sizes"]) <= row["rho"] * clock.whole_ms * (1 + 1e-3)
+        sizes = solve(family, alpha_M, row["rho"] * clock.whole_ms * (1 + 1e-3), clock).sizes
+        gone = left_out(clock, sizes)
+        near += all(
+            abs(sizes[module.name] - row["sizes"][module.name]) <= max(module.sizes()[0], 16)
+            for module in family.partition
+            if module.name not in gone
+        )
+    assert near >= len(rows) - 1  # the curves go through what was found; rounding may differ by a step
+    for number in range(6, 10):
+        trainer.step(number)
+    assert torch.equal(family.policy.start_L, before["start_L"])
+    assert torch.equal(family.policy.rise_KL, before["rise_KL"])
+
+
+def test_a_run_resumed_after_the_search_ends_where_an_unbroken_one_does(tiny):
+    whole, first, second = (trainer_of(tiny, settle=0.5, search=3) for _ in range(3))
+    for number in range(6):
+        whole.step(number)
+    for number in range(4):
+        first.step(number)
+    second.load_tensors(first.tensors())
+    second.load_state(first.state())
+    for number in range(4, 6):
+        second.step(number)
+    for name, tensor in whole.tensors().items():
+        torch.testing.assert_close(second.tensors()[name], tensor, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"search": -1}, "-1 widths"), ({"allocation": "uniform", "search": 2}, "uniform")]
+)
+def test_a_search_that_is_not_possible_is_refused(tiny, options, message):
+    with pytest.raises(DataError, match=message):
+        trainer_of(tiny, **options)

@@ -145,6 +145,10 @@ class Family(nn.Module):
         """The least budget that is trained for, as a share."""
         return self.knots[0]
 
+    def prices(self, device: str) -> Tensor:
+        """Shares of a device's time by module."""
+        return self._prices[device]
+
     def depth(self, rho: float) -> tuple[int, ...] | None:
         """How many blocks of each sequence a budget keeps; None where that was not settled."""
         knot = round((KNOTS - 1) * (1 - math.log(min(max(rho, self.floor), 1.0)) / math.log(self.floor)))

@@ -25,6 +25,7 @@ LATER: Mapping[str, Any] = {  # settings that came since, saved only where they 
     "precision": "fp32",
     "checkpoint": False,
     "near": 0.0,
+    "search": 0,
 }
 SPECIAL = {"run", "support", "budget", "target", "head", "risk", "refine"}
 LATER_SPECIAL: Mapping[str, Any] = {
@@ -71,6 +72,7 @@ class AdaptConfig:
     precision: str = "fp32"
     checkpoint: bool = False
     near: float = 0.0
+    search: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -103,6 +105,7 @@ class AdaptConfig:
             precision=self.precision,
             checkpoint=self.checkpoint,
             near=self.near,
+            search=self.search,
             warmup=min(100, self.steps // 5),
             seed=self.seed,
         )

@@ -50,14 +50,18 @@ class BudgetPolicy(nn.Module):
         self.register_buffer("usual_L", price_DL.clamp_min(1e-6).log().mean(0))
         self.start_L = nn.Parameter(torch.zeros_like(least_L))
         self.rise_KL = nn.Parameter(torch.zeros(len(start_KL) - 1, len(least_L)))
-        level_KL = unsquash(start_KL).cummax(0).values  # where fractions fall, the curve stays level
-        with torch.no_grad():
-            self.start_L.copy_(level_KL[0])
-            self.rise_KL.copy_(torch.log(torch.expm1(level_KL.diff(dim=0).clamp_min(1e-2))))
+        self.put(unsquash(start_KL))
         self.template_L = nn.Parameter(torch.full_like(least_L, 2.0))
         self.lean = nn.Parameter(torch.zeros(()))
         if allocation == "fixed":
             self.requires_grad_(False)
+
+    @torch.no_grad()
+    def put(self, level_KL: Tensor) -> None:
+        """Lays the curves through levels at the knots; where these fall, a curve hardly rises."""
+        level_KL = level_KL.cummax(0).values
+        self.start_L.copy_(level_KL[0])
+        self.rise_KL.copy_(torch.log(torch.expm1(level_KL.diff(dim=0).clamp_min(1e-2))))
 
     def level(self, rho: float, price_L: Tensor) -> Tensor:
         """The curves before squashing, shape (L,)."""

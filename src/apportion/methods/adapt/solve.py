@@ -264,18 +264,23 @@ def _fit(
 
 def _objective(clock: Clock, sizes: Mapping[str, int], worth: list[float], wanted: list[float]) -> float:
     """Eq. A10 at sizes; a module of a block that is left out counts as the policy had it."""
+    gone, total = set(left_out(clock, sizes)), 0.0
+    for module, each, fraction in zip(clock.parts.partition, worth, wanted, strict=True):
+        share = fraction if module.name in gone else sizes[module.name] / module.num_units
+        total += each * math.log(max(share, 1e-3))
+    return total
+
+
+def left_out(clock: Clock, sizes: Sizes) -> list[str]:
+    """Modules inside blocks that sizes leave out."""
+    partition = clock.parts.partition
     gone = [
         name
-        for module in clock.parts.partition
+        for module in partition
         for unit, (name, _) in enumerate(module.blocks)
         if unit not in module.kept(sizes[module.name])
     ]
-    total = 0.0
-    for module, each, fraction in zip(clock.parts.partition, worth, wanted, strict=True):
-        inside = any(module.name.startswith(f"{block}.") for block in gone)
-        share = fraction if inside else sizes[module.name] / module.num_units
-        total += each * math.log(max(share, 1e-3))
-    return total
+    return [module.name for module in partition if any(module.name.startswith(f"{block}.") for block in gone)]
 
 
 def refine_mixture(

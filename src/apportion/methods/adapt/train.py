@@ -9,7 +9,8 @@ the price of time :math:`\mu` pulls it down by what the module costs. Where both
 episode twice: whole, and at a budget drawn for it, which learns from the labels and from the whole network's answers.
 
 Blocks are few and a step of them is large: after a share of the steps the depths that a budget allows are judged (eq.
-A17), and the rest of the training runs slices of those that were chosen.
+A17), then widths of the same bound are searched for at these depths (eq. A26), and the rest of the training runs slices
+of those that were chosen.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ from apportion.methods.adapt.depth import (
 from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
 from apportion.methods.adapt.family import UNSETTLED, Family, Plan
 from apportion.methods.adapt.masked import PRECISIONS, Pass
+from apportion.methods.adapt.policy import unsquash
 from apportion.methods.adapt.pool import Pool
-from apportion.methods.adapt.solve import along_path
+from apportion.methods.adapt.solve import along_path, left_out, sizes_at
 from apportion.methods.adapt.variation import varied
+from apportion.methods.adapt.widths import SliceLoss, search_widths
 from apportion.numerics.multipliers import Multipliers
 from apportion.numerics.robust import GroupWeights, cvar_weights, kl_weights
 from apportion.tasks.episode import Episode, Sampler
@@ -69,7 +72,10 @@ class TrainConfig:
 
     Without ``slices`` the whole network alone is trained; ``settle`` is the share of the steps after which depths are
     settled, and ``near`` the share of the slices after it that run one block less or more, so that a support set may
-    choose among depths (``specialise``). ``capacity`` is the most that the open delta gates may be of the groups kept;
+    choose among depths (``specialise``). ``search`` is how many widths are tried for every budget once its depth is
+    settled; those found stay, and what goes on learning is how far devices and experts lean from them.
+
+    ``capacity`` is the most that the open delta gates may be of the groups kept;
     ``objective`` with ``beta`` is the mean, the tail mean of the worst ``1 - beta``, the worst domain, or the worst
     case within a divergence of ``beta``.
     """
@@ -89,6 +95,7 @@ class TrainConfig:
     slices: bool = True
     settle: float = 0.6
     near: float = 0.0
+    search: int = 0
     capacity: float = 0.9
     price_rate: float = 1.0
     max_price: float = 20.0
@@ -122,6 +129,8 @@ class TrainConfig:
         for name in ("vary", "settle", "near"):
             if not 0 <= getattr(self, name) <= 1:
                 raise DataError(f"{name} {getattr(self, name):g} is not a share; give one from 0 to 1")
+        if self.search < 0:
+            raise DataError(f"{self.search} widths can't be searched through; give 0 (no search) or more, such as 40")
         if not 0 < self.capacity <= 1:
             raise DataError(f"capacity {self.capacity:g} is not possible; give a share above 0 and at most 1")
 
@@ -158,13 +167,23 @@ class Trainer:
             sets.append({"params": each, **fast, "eps": 1e-15})
         self.optimiser = torch.optim.AdamW(sets, betas=(0.9, 0.98))
         self.large, self.small = large, [*small, *each]
-        self.settles = config.slices and family.config.allocation != "fixed"
+        self.searches = config.slices and config.search > 0
+        self.settles = config.slices and (family.config.allocation != "fixed" or self.searches)
+        if self.searches and family.config.allocation not in ("learned", "fixed"):
+            raise DataError(
+                f"widths of allocation {family.config.allocation} can't be searched for, since its modules share one "
+                "curve; use learned, or a search of 0"
+            )
         self.num_settle = min(int(config.settle * config.steps), config.steps - 1)
 
     def step(self, number: int) -> dict[str, Any]:
         """One step of descent and ascent; returns what is logged."""
         config = self.config
-        judged = self.settle(num_episodes=_few(config)) if self.settles and number == self.num_settle else []
+        settled: dict[str, Any] = {}
+        if self.settles and number == self.num_settle:
+            settled = {"depths": self.settle(_few(config))}
+            if self.searches:
+                settled |= {"widths": self.search(_few(config))}
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + number)
         for group in self.optimiser.param_groups:
             group["lr"] = group["base"] * schedule(number, config)
@@ -183,10 +202,12 @@ class Trainer:
         slope = float(torch.nn.utils.clip_grad_norm_(self.large, 1.0))
         small_slope = float(torch.nn.utils.clip_grad_norm_(self.small, 5.0))
         self._ascend(runs, weight_E, float(open_share.detach()))
+        if self.searches and number >= self.num_settle:
+            self.family.policy.start_L.grad = self.family.policy.rise_KL.grad = None
         if math.isfinite(slope + small_slope):
             self.optimiser.step()
         row = self._row(number, runs, slope, small_slope, float(open_share.detach()))
-        return row | ({"depths": judged} if judged else {})
+        return row | {name: rows for name, rows in settled.items() if rows}
 
     def _run(self, number: int, place: int, generator: torch.Generator) -> _Run:
         config, family = self.config, self.family
@@ -284,9 +305,7 @@ class Trainer:
         Returns:
             What every depth lost at every budget.
         """
-        family, first = self.family, self.config.steps * self.config.episodes
-        generator = torch.Generator().manual_seed(self.config.seed)
-        drawn = [self._drawn(first + number, generator) for number in range(num_episodes)]
+        family, drawn = self.family, self._later(num_episodes)
         clock = family.clocks[self.names[0]]
         learned = family.config.allocation == "learned"
         mean_of = [frozen_means(pool, episode) for pool, episode in drawn]
@@ -306,6 +325,51 @@ class Trainer:
             for knot, settled in enumerate(chosen):
                 family.depth_KJ[knot] = torch.tensor(UNSETTLED if settled is None else settled)
         return rows
+
+    @torch.no_grad()
+    def search(self, num_episodes: int) -> list[dict[str, Any]]:
+        """Lays the policy's curves through the best widths found at every knot (eq. A26), the loosest first.
+
+        Each knot's widths lie within those of the next, so that networks stay nested; blocks keep their curves.
+
+        Returns:
+            The sizes found for every budget, with their loss and that of the policy's.
+        """
+        family, policy, rows = self.family, self.family.policy, []
+        clock, learned = family.clocks[self.names[0]], family.config.allocation == "learned"
+        drawn = self._later(num_episodes)
+        mixtures = [family.plan(frozen_means(*one), family.floor**0.5, clock.name).alpha_M for one in drawn]
+        alpha_M = torch.stack(mixtures).mean(0)
+        loss, generator = SliceLoss(family, alpha_M, drawn), np.random.default_rng(self.config.seed)
+        modules = list(family.partition)
+        whole = {module.name: module.num_units for module in modules}
+        within, fractions = whole, [torch.ones(len(modules))]
+        for rho in reversed(family.knots[:-1]):
+            budget_ms = rho * clock.whole_ms
+            value_L = module_values(self.value_BL, rho, family.floor) if learned else None
+            start = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=family.depth(rho), within=within)
+            if start is None:
+                fractions.append(torch.minimum(family.plan_with(alpha_M, rho, clock.name).fraction_L, fractions[-1]))
+                continue
+            count = self.config.search
+            sizes, least, first = search_widths(clock, start, budget_ms, loss, count, generator, within)
+            rows.append({"rho": round(rho, 4), "sizes": sizes, "loss": round(least, 4), "before": round(first, 4)})
+            free = [*left_out(clock, sizes), *(modules[place].name for place in family.block_places)]
+            within = sizes | {name: within[name] for name in free}  # of the next, which may be deeper on another device
+            fractions.append(torch.tensor([within[module.name] / module.num_units for module in modules]))
+        level_KL = unsquash(torch.stack(fractions[::-1])) - alpha_M @ family.lean_ML
+        if learned:
+            level_KL += policy.lean * (family.prices(clock.name).clamp_min(1e-6).log() - policy.usual_L)
+        for place in family.block_places:
+            level_KL[:, place] = torch.stack([policy.level(rho, policy.usual_L.exp())[place] for rho in family.knots])
+        policy.put(level_KL)
+        return rows
+
+    def _later(self, count: int) -> list[tuple[Pool, Episode]]:
+        """Training episodes that come after the last step."""
+        first = self.config.steps * self.config.episodes
+        generator = torch.Generator().manual_seed(self.config.seed)
+        return [self._drawn(first + number, generator) for number in range(count)]
 
     def _lost(self, pool: Pool, episode: Episode, alpha_M: Tensor, keep_G: Tensor) -> float:
         """The loss of an episode's queries by a slice."""

@@ -104,6 +104,27 @@ def small_linear():
     return _Misbehaving(None, num_good=10**9), torch.zeros(1, 4)
 
 
+class _Logging(nn.Module):
+    """Writes down when it was made and every time it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.log("made")
+
+    def log(self, what):
+        with open(os.environ["APPORTION_TEST_LOG"], "a", encoding="ascii") as file:
+            file.write(f"{os.getpid()} {what} {time.monotonic_ns()}\n")
+
+    def forward(self, x):
+        self.log("called")
+        return self.linear(x)
+
+
+def logging_its_calls():
+    return _Logging(), torch.zeros(1, 4)
+
+
 def _eat_memory():
     held = []
     while True:

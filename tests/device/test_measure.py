@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from dataclasses import replace
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from apportion.device import process
 from apportion.device.child import time_in_turns
 from apportion.device.measure import Candidate, Session, Shape, Timing, measure
-from apportion.device.process import Ended, Limits
+from apportion.device.process import Ended, Limits, run_together
 from apportion.device.runtimes import missing_packages, runtime_of
 from apportion.device.target import find_target, target_names
 from apportion.errors import MeasureError, TargetError
@@ -159,17 +161,61 @@ def test_a_few_disturbed_processes_do_not_move_the_ratio():
 def test_every_other_process_opens_the_candidates_in_reverse(monkeypatch, before):
     orders = []
 
-    def run_child(job, environment, limits, **options):
-        orders.append([candidate["name"] for candidate in job["candidates"]])
-        told = {name: vars(timing(1.0)) for name in orders[-1]}
+    def run_together(jobs, environment, limits):
+        names = [[candidate["name"] for candidate in job["candidates"]] for job in jobs]
+        orders.extend(names)
+        told = [{name: vars(timing(1.0)) for name in some} for some in names]
         conditions = {"tight": True, "wall_s": 1.0, "cpu_s": 1.0, "load": 0.0, "steal_ratio": 0.0, "versions": {}}
-        return Ended(result={"candidates": told, "failures": {}, **conditions})
+        return [Ended(result={"candidates": one, "failures": {}, **conditions}) for one in told]
 
-    monkeypatch.setattr("apportion.device.measure.run_child", run_child)
+    monkeypatch.setattr("apportion.device.measure.run_together", run_together)
     candidates = [Candidate(name=name, ref="tests.factories:small_cnn") for name in "ab"]
     session = measure(candidates, TARGET, Shape(), processes=4, before=before)
     assert orders == [[*"ab"], [*"ba"], [*"ab"], [*"ba"]][before % 2 :] + [[*"ab"]] * (before % 2)
     assert session.ratio("a", to="b").value == 1.0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core starts one process at a time")
+def test_processes_open_together_and_time_one_after_the_other(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    monkeypatch.setenv("APPORTION_TEST_LOG", str(log))
+    candidates = [Candidate(name=name, ref="tests.factories:logging_its_calls") for name in "abc"]
+    session = measure(candidates, TARGET, Shape(), processes=2, seconds=0.05, tolerance=0.0)
+    assert all(len(rows) == 2 for rows in session.timings.values())
+    made, called = {}, {}
+    for line in log.read_text().splitlines():
+        pid, what, at = line.split()
+        (made if what == "made" else called).setdefault(pid, []).append(int(at))
+    assert len(made) == len(called) == 2
+    timed = {pid: sorted(calls)[-12 * len(candidates) :] for pid, calls in called.items()}
+    assert min(min(calls) for calls in timed.values()) > max(max(some) for some in made.values())
+    first, second = sorted(timed.values())
+    assert first[-1] < second[0]
+
+
+def test_what_is_too_much_memory_for_several_at_once_is_asked_again_alone(monkeypatch):
+    asked = []
+
+    def together(jobs, environment, limits):
+        asked.append(len(jobs))
+        return run_together(jobs, environment, limits)
+
+    monkeypatch.setattr(process, "_free_bytes", lambda: 100 * 2**20)  # less than torch takes to load
+    monkeypatch.setattr("apportion.device.measure.run_together", together)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    candidates = [Candidate(name="a", ref="tests.factories:small_linear")]
+    session = measure(candidates, TARGET, Shape(), processes=2, seconds=0.01, tolerance=1.0)
+    assert asked == [2, 1, 1]
+    assert len(session.require().timings["a"]) == 2
+
+
+def test_a_candidate_that_dies_in_processes_started_together_is_recorded_once(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    factories = {"good": "small_linear", "bad": "illegal"}
+    candidates = [Candidate(name=name, ref=f"tests.factories:{factory}") for name, factory in factories.items()]
+    session = measure(candidates, TARGET, Shape(), processes=3, seconds=0.01, tolerance=1.0)
+    assert {name: len(rows) for name, rows in session.timings.items()} == {"good": 3}
+    assert "SIGILL" in session.failures["bad"].message
 
 
 def test_processes_can_be_added():

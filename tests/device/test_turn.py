@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
-from apportion.device.turn import turn
+from apportion.device.turn import turn, wait_for_all
 
 _HOLD = """
 import sys, time
@@ -47,3 +48,14 @@ def test_a_killed_holder_gives_its_turn_back(tmp_path):
     other.communicate()
     with turn(tmp_path, max_wait_s=60.0) as waited:
         assert waited < 60.0
+
+
+def test_the_gate_opens_when_all_are_ready_or_dead(tmp_path):
+    (tmp_path / "1").touch()
+    began = time.monotonic()
+    wait_for_all(tmp_path, 0, 3, max_wait_s=0.3)
+    assert time.monotonic() - began >= 0.3  # the third never came
+    (tmp_path / "2").touch()
+    began = time.monotonic()
+    wait_for_all(tmp_path, 0, 3, max_wait_s=60.0)
+    assert time.monotonic() - began < 30.0

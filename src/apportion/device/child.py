@@ -76,7 +76,7 @@ def _time(job: dict[str, Any], target: Any, marker: Any) -> dict[str, Any]:
     """Opens every candidate, checks that it computes finite numbers, and times those that do in turns."""
     from apportion.device.build import cache_folder
     from apportion.device.runtimes import runtime_of
-    from apportion.device.turn import turn
+    from apportion.device.turn import turn, wait_for_all
 
     runtime = runtime_of(target)
     steps: dict[str, Any] = {}
@@ -106,8 +106,10 @@ def _time(job: dict[str, Any], target: Any, marker: Any) -> dict[str, Any]:
         "load": 0.0,
         "steal_ratio": 0.0,
     }
+    marker.waiting()
+    if "gate" in job:
+        wait_for_all(Path(job["gate"]), job["place"], job["together"])
     if steps:
-        marker.waiting()
         with turn(cache_folder()):
             timed = time_in_turns(steps, seconds=job["seconds"], tolerance=job["tolerance"], mark=marker.at)
             if job.get("energy_s"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,7 @@ from apportion.core.meter import Reading
 from apportion.device import energy
 from apportion.device.build import build_all, needs_build
 from apportion.device.conditions import conditions_of, merged
-from apportion.device.process import Failure, Limits, run_child
+from apportion.device.process import Failure, Limits, ran_out, run_together
 from apportion.device.target import Target
 from apportion.errors import MeasureError
 from apportion.numerics.stats import mad, mean_stderr
@@ -172,7 +173,8 @@ def measure(
 
     A candidate that dies, hangs, eats memory, fails or computes numbers that are not finite is left out and recorded
     in the session's failures; the others are measured all the same. Every other process opens them in reverse: on
-    OpenVINO what is opened first is up to 5 % slower than what is opened after it.
+    OpenVINO what is opened first is up to 5 % slower than what is opened after it. As many processes as there are cores
+    open them at the same time, and then time one after the other.
 
     Args:
         seconds: of timing per process; it ends earlier once every median is known within ``tolerance``.
@@ -191,33 +193,35 @@ def measure(
         failures = {name: found for name, found in built.items() if isinstance(found, Failure)}
         jobs = [job for job in jobs if job["name"] not in failures]
         jobs = [job if job["artefact"] else job | {"artefact": str(built[job["name"]])} for job in jobs]
+    job: dict[str, Any] = {
+        "action": "time",
+        "target": target.to_json(),
+        "shape": asdict(shape),
+        "seconds": seconds,
+        "tolerance": tolerance,
+        "energy_s": energy_seconds,
+        "rapl": str(energy.RAPL),
+    }
     runs: list[dict[str, Any]] = []
+    most = len(os.sched_getaffinity(0))
     while jobs and len(runs) < processes:
-        ended = run_child(
-            {
-                "action": "time",
-                "target": target.to_json(),
-                "candidates": jobs[::-1] if (before + len(runs)) % 2 else jobs,
-                "shape": asdict(shape),
-                "seconds": seconds,
-                "tolerance": tolerance,
-                "energy_s": energy_seconds,
-                "rapl": str(energy.RAPL),
-            },
-            target.environment,
-            limits,
-        )
-        if ended.result is None:
-            assert ended.failure is not None
-            lost = {ended.culprit: ended.failure} if ended.culprit else {job["name"]: ended.failure for job in jobs}
-            failures |= lost
-        else:
-            lost = {name: Failure(**failure) for name, failure in ended.result["failures"].items()}
-            failures |= lost
-            runs.append(ended.result)
-            tell()
-        jobs = [job for job in jobs if job["name"] not in failures]
-    timings = {job["name"]: tuple(Timing(**run["candidates"][job["name"]]) for run in runs) for job in jobs}
+        numbers = range(before + len(runs), before + min(processes, len(runs) + most))
+        asked = [job | {"candidates": jobs[::-1] if number % 2 else jobs} for number in numbers]
+        together = run_together(asked, target.environment, limits)
+        if len(together) > 1 and any(ran_out(ended) for ended in together):
+            most = 1  # what is too much for several at once need not be for one
+            continue
+        for ended in together:
+            if ended.result is None:
+                assert ended.failure is not None
+                lost = {ended.culprit: ended.failure} if ended.culprit else {one["name"]: ended.failure for one in jobs}
+                failures |= lost
+            else:
+                failures |= {name: Failure(**failure) for name, failure in ended.result["failures"].items()}
+                runs.append(ended.result)
+                tell()
+        jobs = [one for one in jobs if one["name"] not in failures]
+    timings = {one["name"]: tuple(Timing(**run["candidates"][one["name"]]) for run in runs) for one in jobs}
     return Session(timings, conditions_of(runs, target.threads), failures)
 
 

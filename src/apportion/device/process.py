@@ -10,7 +10,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,33 @@ def run_child(
         return Ended(written, failure, marker.step if failure else None)
 
 
+def run_together(jobs: Sequence[dict[str, Any]], environment: dict[str, str], limits: Limits) -> list[Ended]:
+    """Runs jobs that time, side by side: they load together and time one after the other, once all have loaded.
+
+    Together they may hold no more than the machine has free, whatever the limit of each is.
+    """
+    if len(jobs) == 1:
+        return [run_child(jobs[0], environment, limits)]
+    room = replace(limits, memory_bytes=min(limits.memory_bytes, _free_bytes() // len(jobs)))
+    with tempfile.TemporaryDirectory(prefix="apportion-gate-") as gate, ThreadPoolExecutor(len(jobs)) as pool:
+
+        def run(place: int) -> Ended:
+            try:
+                told = {**jobs[place], "gate": gate, "place": place, "together": len(jobs)}
+                return run_child(told, environment, room)
+            finally:
+                (Path(gate) / str(place)).touch()  # one that died is not waited for
+
+        return list(pool.map(run, range(len(jobs))))
+
+
+def ran_out(ended: Ended) -> bool:
+    """Whether memory was, or may have been, what a child or one of its candidates lacked."""
+    failures = [] if ended.failure is None else [ended.failure]
+    failures += [Failure(**failure) for failure in (ended.result or {}).get("failures", {}).values()]
+    return any(failure.kind == "out of memory" or "SIGKILL" in failure.message for failure in failures)
+
+
 _HINTS = {
     "SIGILL": " (an instruction this machine does not have)",
     "SIGKILL": " (most likely the system ran out of memory)",
@@ -126,6 +154,16 @@ def _watch(process: subprocess.Popen[bytes], limits: Limits, marker: Marker, num
         held = _resident_bytes(process.pid)
         if held > limits.memory_bytes:
             return Failure("out of memory", f"held {held / 2**30:.1f} GiB of {limits.memory_bytes / 2**30:.1f} allowed")
+
+
+def _free_bytes() -> int:
+    """Memory that can be taken without pushing others out, less a fifth; no limit where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            told = dict(line.split(":", 1) for line in file)
+        return int(told["MemAvailable"].split()[0]) * 1024 * 4 // 5
+    except (OSError, KeyError, ValueError):
+        return sys.maxsize
 
 
 def _resident_bytes(pid: int) -> int:

@@ -1,4 +1,7 @@
-"""Taking turns: one process of a machine times at a time, so that runs side by side don't slow each other."""
+"""Taking turns: one process of a machine times at a time, so that runs side by side don't slow each other.
+
+Processes of one session are started together, since starting takes longer than timing; none times before all are ready.
+"""
 
 from __future__ import annotations
 
@@ -31,3 +34,14 @@ def turn(folder: Path, max_wait_s: float = MAX_WAIT_S) -> Iterator[float]:
                     break
                 time.sleep(_POLL_S)
         yield time.monotonic() - began
+
+
+def wait_for_all(gate: Path, place: int, number: int, max_wait_s: float = 5 * MAX_WAIT_S) -> None:
+    """Says that the process of this place is ready, and waits until all ``number`` of them are.
+
+    A process is ready once a file of its place stands in the folder ``gate``; the parent puts those of the dead there.
+    """
+    (gate / str(place)).touch()
+    deadline = time.monotonic() + max_wait_s
+    while sum(1 for _ in gate.iterdir()) < number and time.monotonic() < deadline:
+        time.sleep(_POLL_S)

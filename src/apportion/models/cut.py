@@ -54,9 +54,9 @@ def slice_network(network: Network, partition: Partition, keep: Keep, *, share_w
     attributes = {owner: dict(values) for owner, values in edits.attributes.items()}
     skips: dict[str, int] = {}
     parts = _parts(network, partition, keep)
-    new_keep = {}
+    left, new_keep = _left(network, partition), {}
     for part, kept in parts:
-        before = _before(network, partition, part)
+        before = left[part.name]
         new_keep[part.name] = tuple(sorted(_base(partition, part)[unit] for unit in kept))
         if not kept <= before:
             raise ModelError(f"{part.name} can't keep {sorted(kept - before)}, which an earlier slice removed")
@@ -99,40 +99,39 @@ def _base(partition: Partition, part: Module) -> Any:
     return partition.base.get(part.name) or range(part.num_units)
 
 
-def _before(network: Network, partition: Partition, part: Module) -> set[int]:
-    """The units of a part that earlier slices left."""
-    return set(partition.kept_in(network)[part.name])
+def _left(network: Network, partition: Partition) -> dict[str, set[int]]:
+    """The units of every part that earlier slices left."""
+    return {name: set(units) for name, units in partition.kept_in(network).items()}
 
 
 def _dropped(network: Network, partition: Partition, parts: Any) -> dict[tuple[str, Any], list[int]]:
     """For every layer and side, the channels to drop, numbered as they are now; several modules may share a side."""
-    kept_by = {part.name: kept for part, kept in parts}
-    sides: dict[tuple[str, Any], list[tuple[tuple[int, ...], set[int], set[int]]]] = {}
+    before = _left(network, partition)
+    kept = before | {part.name: units for part, units in parts}
+    sides: dict[tuple[str, Any], list[tuple[Module, tuple[int, ...]]]] = {}
     for part in partition:
-        before = _before(network, partition, part)
         for member in part.members:
-            sides.setdefault((member.layer, member.side), []).append(
-                (member.units, before, kept_by.get(part.name, before))
-            )
+            sides.setdefault((member.layer, member.side), []).append((part, member.units))
     result = {}
     for key, owners in sides.items():
-        present = [
-            all(units[channel] < 0 or units[channel] in before for units, before, _ in owners)
-            for channel in range(len(owners[0][0]))
-        ]
-        now = [channel for channel, there in enumerate(present) if there]
+        gone = set().union(*(_without(part, units, before[part.name]) for part, units in owners))
+        going = set().union(*(_without(part, units, kept[part.name]) for part, units in owners))
+        now = [channel for channel in range(len(owners[0][1])) if channel not in gone]
         layer = _layer(network.module, key[0])
         if layer is not None and num_channels(layer, key[1]) != len(now):
             raise ModelError(
                 f"{key[0]} has {num_channels(layer, key[1])} {key[1]} channels where the partition counts {len(now)}; "
                 "it was cut by another partition: trace the network again"
             )
-        result[key] = [
-            index
-            for index, channel in enumerate(now)
-            if any(units[channel] >= 0 and units[channel] not in kept for units, _, kept in owners)
-        ]
+        result[key] = [index for index, channel in enumerate(now) if channel in going]
     return result
+
+
+def _without(part: Module, units: tuple[int, ...], left: set[int]) -> set[int]:
+    """The channels whose units are not among those left; a negative unit is none of the part's."""
+    if len(left) == part.num_units:
+        return set()
+    return {channel for channel, unit in enumerate(units) if unit >= 0 and unit not in left}
 
 
 def _parts(network: Network, partition: Partition, keep: Keep) -> list[tuple[Module, set[int]]]:

@@ -28,7 +28,11 @@ _ENTRY_BYTES = 160  # of one more tensor in a safetensors header, at most
 
 def nonzero(tensor: Tensor) -> Tensor:
     """Where a tensor holds anything but zero; a negative zero is something."""
-    return tensor.contiguous().view(_BITS[tensor.dtype]) != 0
+    return _bits(tensor) != 0
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(_BITS[tensor.dtype])
 
 
 def stored_bytes(tensor: Tensor) -> int:
@@ -36,7 +40,7 @@ def stored_bytes(tensor: Tensor) -> int:
     dense = tensor.numel() * tensor.element_size()
     if tensor.dtype not in _BITS or tensor.dim() < 2:
         return dense
-    packed = -(-tensor.numel() // 8) + int(nonzero(tensor).sum()) * tensor.element_size()
+    packed = -(-tensor.numel() // 8) + int(_bits(tensor).count_nonzero()) * tensor.element_size()
     return packed if packed + _ENTRY_BYTES < dense else dense
 
 

@@ -1,6 +1,8 @@
 """Sweeps on a CUDA machine: measures configurations and saves the samples, which ``run.py`` fits and audits.
 
-    python3 benchmarks/cost_model/gpu.py --out FOLDER [--targets torch-cuda,compile-cuda] [--networks ...]
+Energy is read there, too, by the GPU's counter, and printed by ``run.py``.
+
+    python3 benchmarks/cost_model/gpu.py --out FOLDER/cuda [--energy] [--targets ...] [--networks ...]
 
 Fitting needs cvxpy, measuring does not, so the two can happen on different machines.
 """
@@ -8,22 +10,23 @@ Fitting needs cvxpy, measuring does not, so the two can happen on different mach
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from apportion.cost.calibrate import anchor_sizes, num_to_fit
-from apportion.cost.draw import draw_many
+from apportion.cost.calibrate import CHEAPEST, anchor_sizes
 from apportion.cost.parts import Parts
-from apportion.cost.sweep import sweep
-from apportion.device.measure import Shape
-from apportion.device.target import Target, find_target
+from apportion.device.measure import Candidate, Shape, measure
+from apportion.device.target import find_target
+from apportion.models.cut import slice_network
 from apportion.models.load import load
 from apportion.models.partition import Partition
+from apportion.models.save import save
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # children find benchmarks.cost_model.networks there, too
-from benchmarks.cost_model.samples import NUM_BOUND, NUM_HELD_OUT, measure_pair
+from benchmarks.cost_model.samples import device_name, measure_pair
 
 NETWORKS = ("minilm_like_batched", "vit_like_batched", "resnet_like_batched")
 
@@ -33,31 +36,40 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--targets", default="torch-cuda,compile-cuda")
     parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--workers", type=int, default=6, help="chunks compiled at a time, before the clock runs")
+    parser.add_argument("--energy", action="store_true", help="read the energy of the networks, too, first")
     args = parser.parse_args()
+    if args.energy:
+        read_energy(args.networks.split(","), args.out.parent / "energy.json")
     for target in args.targets.split(","):
         for name in args.networks.split(","):
-            if target.startswith("compile"):
-                warm(name, find_target(target), args.workers)
             measure_pair(name, find_target(target), args.out / f"{target}.{name}.json", fit=False)
 
 
-def warm(name: str, target: Target, workers: int) -> None:
-    """Compiles everything once, several at a time, so that the sweep finds it in torch's cache on disk."""
-    began = time.perf_counter()
-    network = load(f"benchmarks.cost_model.networks:{name}")
-    parts = Parts.of(network, Partition.of(network))
-    drawn = [
-        *anchor_sizes(parts.partition).values(),
-        *draw_many(parts, num_to_fit(parts) + NUM_BOUND + NUM_HELD_OUT, seed=0),
-    ]
-
-    def one(start: int) -> None:
-        sweep(network, parts, drawn[start : start + 4], target, Shape(), seconds_each=0.0, processes=1)
-
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(one, range(0, len(drawn), 4)))
-    print(f"{name} on {target.name}: compiled in {time.perf_counter() - began:.0f} s", flush=True)
+def read_energy(names: Sequence[str], path: Path) -> None:
+    """Joules by the GPU's own counter: of each network whole, half and cheapest, beside their latency."""
+    target, rows, told = find_target("torch-cuda"), [], {}
+    for name in names:
+        network = load(f"benchmarks.cost_model.networks:{name}")
+        parts = Parts.of(network, Partition.of(network))
+        anchors = {"whole": {}, **anchor_sizes(parts.partition)}
+        wanted = {kind: anchors[kind] for kind in ("whole", "half", CHEAPEST) if kind in anchors}
+        with tempfile.TemporaryDirectory() as scratch:
+            candidates = []
+            for kind, sizes in wanted.items():
+                folder = Path(scratch) / kind
+                save(slice_network(network, parts.partition, parts.partition.keep(sizes)), folder)
+                candidates.append(Candidate(name=kind, ref=str(folder), factory=network.origin.factory))
+            session = measure(candidates, target, Shape(), processes=2, seconds=1.0, energy_seconds=1.0).require()
+        told = session.conditions["energy"]
+        if told["provenance"] == "unavailable":
+            print(f"no energy: {told['why']}", flush=True)
+            return
+        for kind in wanted:
+            energy, latency = session.energy(kind), session.latency(kind)
+            rows.append({"network": name, "kept": kind, "energy": energy.to_json(), "latency": latency.to_json()})
+            print(f"{name} {kind}: {energy.value:.0f} mJ in {latency.value:.2f} ms", flush=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"target": target.name, "device": device_name(), **told, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

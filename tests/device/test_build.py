@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from apportion.device import build as building
 from apportion.device.build import BUILT, build_all
-from apportion.device.measure import Candidate, Shape
+from apportion.device.measure import Candidate, Shape, measure
 from apportion.device.process import Ended, Failure, Limits
 from apportion.device.target import find_target
 from apportion.models.load import load
@@ -91,3 +92,50 @@ def test_the_cache_keeps_to_its_limit_and_to_what_is_used_now(built, model, monk
     (second,), _ = built(model, shape=Shape(batch=2))
     assert second.is_dir()
     assert not first.exists()
+
+
+def test_what_is_compiled_is_shared_out_and_compiled_once(model, tmp_path, monkeypatch):
+    asked = []
+
+    def run_child(job, environment, limits):
+        asked.append([candidate["name"] for candidate in job["candidates"]])
+        return Ended({}) if len(asked) == 1 else Ended(None, Failure("died", "killed"), asked[-1][0])
+
+    monkeypatch.setattr(building, "run_child", run_child)
+    monkeypatch.setattr(building, "_compiled", set())
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(building, "free_bytes", lambda: 100 * 2**30)
+    target, shape = find_target("compile-cpu-1t"), asdict(Shape())
+    other = tmp_path / "other"
+    save(load("tests.factories:small_regressor"), other)
+    jobs = [asdict(Candidate(name=name, ref=str(ref))) for name, ref in (("a", model), ("b", other), ("c", model))]
+    building.compile_all(jobs, target, shape, Limits())
+    assert sorted(asked) == [["b"], ["c"]]  # the same content once, whatever became of the other
+    building.compile_all(jobs, target, shape, Limits())
+    assert len(asked) == 2
+    building.compile_all(jobs, target, asdict(Shape(batch=2)), Limits())
+    assert len(asked) == 4  # other inputs are compiled for anew
+
+
+def test_few_build_at_a_time_where_memory_is_short(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    wanted = [{"name": name} for name in "abcde"]
+    shares = {}
+    for free in (0, 7 * 2**30, 100 * 2**30):
+        monkeypatch.setattr(building, "free_bytes", lambda free=free: free)
+        shares[free] = building._shares(wanted)
+    assert [len(some) for some in shares.values()] == [1, 2, 5]
+    assert all(sorted(one["name"] for share in some for one in share) == [*"abcde"] for some in shares.values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_processes_that_time_find_what_was_compiled(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(building, "_compiled", set())
+    target, candidates = find_target("compile-cpu-1t"), [Candidate(name="a", ref="tests.factories:small_cnn")]
+    building.compile_all([asdict(one) for one in candidates], target, asdict(Shape()), Limits())
+    kernels = {path.name for path in tmp_path.rglob("*.so")}
+    assert kernels
+    measure(candidates, target, Shape(), processes=2, seconds=0.01, tolerance=1.0).require()
+    assert {path.name for path in tmp_path.rglob("*.so")} == kernels

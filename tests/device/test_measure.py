@@ -200,7 +200,7 @@ def test_what_is_too_much_memory_for_several_at_once_is_asked_again_alone(monkey
         asked.append(len(jobs))
         return run_together(jobs, environment, limits)
 
-    monkeypatch.setattr(process, "_free_bytes", lambda: 100 * 2**20)  # less than torch takes to load
+    monkeypatch.setattr(process, "free_bytes", lambda: 100 * 2**20)  # less than torch takes to load
     monkeypatch.setattr("apportion.device.measure.run_together", together)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     candidates = [Candidate(name="a", ref="tests.factories:small_linear")]

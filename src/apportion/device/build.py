@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from apportion.device.process import Failure, Limits, run_child
+from apportion.device.process import Failure, Limits, free_bytes, run_child
 from apportion.device.target import Target
 from apportion.models.processor import int8_saturates
 from apportion.models.registry import BUILT_IN, find_packaged
 from apportion.models.safefile import folder_digest
 
-MAX_WORKERS = 4
+WORKER_BYTES = 3 * 2**30  # that a building process may take, where there are many
 MAX_CACHE_BYTES = 6 * 10**9
 SCHEME = 2  # raised when another artefact is built of the same content
 BUILT = "built"  # an empty file in an artefact's folder, written last
@@ -63,13 +63,42 @@ def build_all(
             os.utime(place)
             done[name] = place
     while wanted := [candidate for candidate in candidates if candidate["name"] not in done]:
-        num_workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)), len(wanted))
-        shares = [wanted[first::num_workers] for first in range(num_workers)]
-        with ThreadPoolExecutor(num_workers) as pool:
+        shares = _shares(wanted)
+        with ThreadPoolExecutor(len(shares)) as pool:
             for found in pool.map(lambda share: _build_some(share, places, target, shape, limits, on_build), shares):
                 done |= found
     _trim(folder, keep=set(places.values()))
     return done
+
+
+def compile_all(candidates: Sequence[dict[str, Any]], target: Target, shape: dict[str, Any], limits: Limits) -> None:
+    """Compiles candidates a few at a time, so that all processes that time them find the kernels in torch's cache.
+
+    What becomes of one that can't be compiled is told where it is timed.
+    """
+    keys = {candidate["name"]: _key(candidate, target, shape) for candidate in candidates}
+    wanted = {
+        keys[candidate["name"]]: candidate for candidate in candidates if keys[candidate["name"]] not in _compiled
+    }
+    if not wanted:
+        return
+    jobs = [
+        {"action": "compile", "target": target.to_json(), "shape": shape, "candidates": share}
+        for share in _shares(list(wanted.values()))
+    ]
+    alone = target.environment | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # torch would start a pool in every process
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(lambda job: run_child(job, alone, limits), jobs))
+    _compiled.update(wanted)
+
+
+_compiled: set[str] = set()
+
+
+def _shares(wanted: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:
+    """Candidates shared out to as many processes as there are cores for and memory."""
+    number = max(1, min(len(os.sched_getaffinity(0)), free_bytes() // WORKER_BYTES, len(wanted)))
+    return [wanted[first::number] for first in range(number)]
 
 
 def _build_some(

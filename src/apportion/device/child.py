@@ -6,6 +6,7 @@ touches a candidate it marks it, which tells the parent whom a sudden death is a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -24,7 +25,7 @@ def main() -> None:
 
     target = Target(**job["target"])
     marker = Marker(Path(job["marker"]), job["steps"])
-    actions = {"read": _read, "build": _build, "time": _time, "answer": _answer}
+    actions = {"read": _read, "build": _build, "compile": _compile, "time": _time, "answer": _answer}
     _write(Path(job["result"]), actions[job["action"]](job, target, marker))
 
 
@@ -70,6 +71,17 @@ def _build(job: dict[str, Any], target: Any, marker: Any) -> dict[str, Any]:
         else:
             (folder / BUILT).touch()
     return {"failures": failures}
+
+
+def _compile(job: dict[str, Any], target: Any, marker: Any) -> dict[str, Any]:
+    """Runs candidates once, which leaves what torch compiled in its cache on disk."""
+    from apportion.device.runtimes import runtime_of
+
+    for candidate in job["candidates"]:
+        marker.at(candidate["name"])
+        with contextlib.suppress(Exception):
+            runtime_of(target).open_network(_load(job, candidate), target)()  # type: ignore[attr-defined]
+    return {}
 
 
 def _time(job: dict[str, Any], target: Any, marker: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from apportion.core.meter import Reading
 from apportion.device import energy
-from apportion.device.build import build_all, needs_build
+from apportion.device.build import build_all, compile_all, needs_build
 from apportion.device.conditions import conditions_of, merged
 from apportion.device.process import Failure, Limits, ran_out, run_together
 from apportion.device.target import Target
@@ -193,6 +193,8 @@ def measure(
         failures = {name: found for name, found in built.items() if isinstance(found, Failure)}
         jobs = [job for job in jobs if job["name"] not in failures]
         jobs = [job if job["artefact"] else job | {"artefact": str(built[job["name"]])} for job in jobs]
+    elif target.runtime == "compile":
+        compile_all(jobs, target, asdict(shape), limits)
     job: dict[str, Any] = {
         "action": "time",
         "target": target.to_json(),

@@ -107,7 +107,7 @@ def run_together(jobs: Sequence[dict[str, Any]], environment: dict[str, str], li
     """
     if len(jobs) == 1:
         return [run_child(jobs[0], environment, limits)]
-    room = replace(limits, memory_bytes=min(limits.memory_bytes, _free_bytes() // len(jobs)))
+    room = replace(limits, memory_bytes=min(limits.memory_bytes, free_bytes() // len(jobs)))
     with tempfile.TemporaryDirectory(prefix="apportion-gate-") as gate, ThreadPoolExecutor(len(jobs)) as pool:
 
         def run(place: int) -> Ended:
@@ -156,7 +156,7 @@ def _watch(process: subprocess.Popen[bytes], limits: Limits, marker: Marker, num
             return Failure("out of memory", f"held {held / 2**30:.1f} GiB of {limits.memory_bytes / 2**30:.1f} allowed")
 
 
-def _free_bytes() -> int:
+def free_bytes() -> int:
     """Memory that can be taken without pushing others out, less a fifth; no limit where the system does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:

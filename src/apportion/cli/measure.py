@@ -30,6 +30,7 @@ def command(
     target: Annotated[str | None, typer.Option(help="Where to run; default torch-cpu-1t.")] = None,
     batch: Annotated[int, typer.Option(help="Examples per forward pass.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per example.")] = 64,
+    size: Annotated[int | None, typer.Option(help="Pixels of an image's side; default the model's own.")] = None,
     processes: Annotated[int, typer.Option(help="Fresh processes to measure in.")] = 3,
     seconds: Annotated[float, typer.Option(help="Seconds of timing per process, at most.")] = 3.0,
     time_limit: Annotated[float, typer.Option(help="Seconds that loading or one reading may take.", min=1)] = 300.0,
@@ -49,7 +50,7 @@ def command(
     limits = Limits(seconds=time_limit, memory_bytes=int(memory_limit * 2**30))
     with bars.stage("try the target"):
         where = working_target(target)
-    shape = Shape(batch=batch, tokens=tokens, seed=seed)
+    shape = Shape(batch=batch, tokens=tokens, seed=seed, size=size)
     with bars.stage("load and count"):
         counted = read_all(Candidate(name=model, ref=model), where, shape, limits)
     if counted.failure is not None:  # there is nothing to time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Profile:
             "apportion_profile": VERSION,
             "model": self.model,
             "target": self.target.to_json(),
-            "shape": asdict(self.shape),
+            "shape": self.shape.to_json(),
             "baseline": self.baseline.to_json(),
             "floor_ms": self.floor_ms,
             "cost": self.cost.to_json(),

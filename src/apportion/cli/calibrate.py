@@ -91,6 +91,7 @@ def command(
             "bound": cost.bound.to_json() if cost.bound else None,
             "loss": cost.loss,
             "fidelity": profile.fidelity.to_json() if profile.fidelity else None,
+            "power": profile.power.to_json() if profile.power else None,
             "grid": profile.grid,
             "widths": profile.widths,
             "prices_ms": prices,
@@ -122,6 +123,8 @@ def command(
             f"bound by launches where little work is left: no less than {cost.launches.always_ms:.3g}ms "
             f"and {cost.launches.each_ms:.3g}ms for every part that is there"
         )
+    if profile.power is not None:
+        typer.echo(f"the whole network {profile.power.explain()}")
     if profile.grid > 1:
         typer.echo(f"its kernels work on {profile.grid} channels at a time: widths between multiples cost the next one")
     if profile.conditions.get("disturbed") == "busy":  # short timings are noisy by design, and the bound allows for it

@@ -11,13 +11,17 @@ from apportion.core.meter import Reading
 from apportion.cost.audit import audit
 from apportion.cost.bound import UpperBound
 from apportion.cost.curve import Curve
-from apportion.cost.held_out import MAX_CORRECTING, MIN_JUDGING, HeldOut, correct
+from apportion.cost.held_out import MAX_CORRECTING, MIN_JUDGING, HeldOut, correct, measure_held_out
 from apportion.cost.law import AdditiveLaw
 from apportion.cost.model import CostModel
+from apportion.cost.parts import Parts
 from apportion.cost.profile import Profile
 from apportion.cost.sample import Sample
+from apportion.cost.sweep import Swept
 from apportion.device.measure import Shape
 from apportion.device.target import find_target, machine
+from apportion.models.load import load
+from apportion.models.partition import Partition
 
 LAW = AdditiveLaw(1.0, {"a": Curve(0.0, (1.0,), (4.0,))}, {"p": "a", "q": "a"})
 WHOLE_MS = 9.0
@@ -96,3 +100,20 @@ def test_a_profile_of_another_machine_says_so_in_one_line():
     said = profile(machine=machine() | {"processor": "Abacus"}).elsewhere()
     assert "Abacus" in said
     assert "\n" not in said
+
+
+def test_unseen_configurations_are_measured_at_the_size_of_the_profile(monkeypatch):
+    cnn = "tests.factories:small_cnn"
+    network = load(cnn, size=24)
+    signature_of = Parts.of(network, Partition.of(network)).seen(grid=1, widths=False).signature_of
+    law = AdditiveLaw(1.0, dict.fromkeys(signature_of.values(), LAW.curves["a"]), signature_of)
+    seen = []
+
+    def sweep(network, parts, drawn, target, shape, **_):
+        seen.append((tuple(network.inputs["0"].shape), shape))
+        return Swept({}, {}, Reading(value=1.0, unit="ms"))
+
+    monkeypatch.setattr("apportion.cost.held_out.sweep", sweep)
+    sized = profile(model=cnn, shape=Shape(size=24), cost=CostModel(law))
+    measure_held_out(sized, count=2, seed=1, confirmed=cnn)
+    assert seen == [((1, 3, 24, 24), Shape(size=24))]

@@ -62,7 +62,8 @@ def test_the_same_content_is_built_once_wherever_it_lies(built, model, tmp_path)
 
 def test_what_changes_the_artefact_is_built_again(built, model):
     (first,), _ = built(model)
-    for changed in ({"target": INT8}, {"target": find_target("openvino-cpu-1t")}, {"shape": Shape(batch=2)}):
+    targets, shapes = (INT8, find_target("openvino-cpu-1t")), (Shape(batch=2), Shape(size=8))
+    for changed in (*({"target": target} for target in targets), *({"shape": shape} for shape in shapes)):
         (other,), names = built(model, **changed)
         assert names == [str(model)]
         assert other != first

@@ -15,9 +15,10 @@ from apportion.device import process
 from apportion.device.child import time_in_turns
 from apportion.device.measure import Candidate, Session, Shape, Timing, measure
 from apportion.device.process import Ended, Limits, run_together
+from apportion.device.read import read_all
 from apportion.device.runtimes import missing_packages, runtime_of
 from apportion.device.target import find_target, target_names
-from apportion.errors import MeasureError, TargetError
+from apportion.errors import MeasureError, ModelError, TargetError
 from apportion.models.load import load
 
 TARGET = find_target("torch-cpu-1t")
@@ -324,3 +325,20 @@ def test_the_instruction_set_cap_is_part_of_a_targets_identity():
     assert capped.identity != plain.identity
     assert capped.environment["ONEDNN_MAX_CPU_ISA"] == "AVX2"
     assert "ONEDNN_MAX_CPU_ISA" not in plain.environment
+
+
+def test_a_size_reaches_the_child_and_what_is_counted_and_timed():
+    candidate = Candidate(name="a", ref="tests.factories:small_cnn")
+    small, large = (read_all(candidate, TARGET, Shape(size=size)).by_name for size in (8, 32))
+    assert 8 < large["flops"]["value"] / small["flops"]["value"] < 16.1  # all but the head is over pixels
+    assert small["params"] == large["params"]
+    with pytest.raises(ModelError, match="no images"):
+        read_all(Candidate(name="a", ref="tests.factories:small_linear"), TARGET, Shape(size=8))
+    session = measure([candidate], TARGET, Shape(size=32), seconds=0.01, tolerance=1.0)
+    assert session.require().latency("a").value > 0
+
+
+def test_a_shape_of_the_models_own_size_is_kept_as_shapes_were_before_there_were_sizes():
+    assert Shape().to_json() == {"batch": 1, "tokens": 64, "seed": 0}
+    assert Shape(**Shape().to_json()) == Shape()
+    assert Shape(**Shape(size=32).to_json()) == Shape(size=32)

@@ -14,9 +14,12 @@ from tests.models import zoo
 from tests.models.test_safefile import Bomb
 from torch import nn
 
+from apportion.device.meters import flops_by_part
 from apportion.errors import ModelError
 from apportion.models import Partition, load
+from apportion.models.cut import slice_network
 from apportion.models.load import example_inputs
+from apportion.models.save import save
 
 every_transformer = pytest.mark.parametrize("name", zoo.TRANSFORMERS)
 NEXT_STEP = re.compile(r"\b(fetch|give|install|run|convert|save|write|name it|choose|use|wrap|upgrade)\b")
@@ -119,6 +122,46 @@ def test_half_precision_files_load_in_single_precision(tmp_path):
 def test_a_loaded_model_can_be_partitioned(folders):
     names = [module.name for module in Partition.of(load(str(folders("bert")), tokens=8))]
     assert names == [module.name for module in zoo.partition("bert")]
+
+
+# ---------------------------------------------------------------- the size of images
+
+
+@pytest.mark.parametrize("name", ["resnet-basic", "mobilenetv2", "convnext"])
+def test_images_of_another_size_are_what_the_model_is_priced_at(name, folders):
+    own, larger = (load(str(folders(name)), batch=2, size=size) for size in (None, 2 * zoo.IMAGE))
+    side = own.inputs["pixel_values"].shape[-1]
+    assert load(str(folders(name)), batch=2, size=side).inputs["pixel_values"].equal(own.inputs["pixel_values"])
+    assert larger.inputs["pixel_values"].shape == (2, 3, 2 * zoo.IMAGE, 2 * zoo.IMAGE)
+    assert larger.inputs["pixel_values"].std() == pytest.approx(1.0, abs=0.1)
+
+
+def test_convolutions_over_images_of_twice_the_side_take_four_times_the_operations():
+    flops = [flops_by_part(load("tests.factories:small_cnn", size=size))["stem"] for size in (None, 16, 32)]
+    assert flops == [flops[0], flops[0], 4 * flops[0]]
+
+
+def test_a_cut_model_takes_the_size_that_it_is_loaded_at(tmp_path):
+    network = load("tests.factories:small_cnn")
+    partition = Partition.of(network)
+    keep = partition.keep({module.name: module.sizes()[0] for module in partition})
+    save(slice_network(network, partition, keep), tmp_path / "small")
+    image = load(str(tmp_path / "small"), factory="tests.factories:small_cnn", size=24).inputs["0"]
+    assert image.shape == (1, 3, 24, 24)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "words"),
+    [
+        ("vit", 48, ("48 pixels", "doesn't match model", "its own are 32x32", "give no --size")),
+        ("bert", 48, ("takes input_ids", "no images", "give no --size")),
+        ("resnet-basic", 0, ("images of 0 pixels", "at least 1")),
+        ("resnet-basic", -3, ("images of -3 pixels", "at least 1")),
+    ],
+)
+def test_a_size_that_the_model_does_not_take_is_refused_with_its_own(name, size, words, folders):
+    with zoo.refused(*words):
+        load(str(folders(name)), tokens=zoo.TOKENS, size=size)
 
 
 # ---------------------------------------------------------------- factories

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.pipeline.check import assert_one_line
 
 from apportion.cost.profile import Profile
 from apportion.device.runtimes import missing_packages
@@ -68,6 +69,20 @@ def test_a_model_that_there_is_not_is_refused_in_one_line(told):
     assert done.returncode == 2
     assert "no model 'no-such-model'" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "part"),
+    [
+        ("vit-64", 96, "its own are 64x64"),
+        (CNN, 0, "at least 1"),
+        ("tests.factories:small_linear", 16, "no images"),
+    ],
+)
+@pytest.mark.parametrize("command", ["measure", "calibrate", "fit"])
+def test_a_size_that_a_model_does_not_take_is_refused_in_one_line(told, command, model, size, part):
+    more = {"measure": (), "calibrate": ("-o", "p.json"), "fit": ("--budget", "60%", "-o", "run")}[command]
+    assert_one_line(told(command, model, "--size", size, *more, "--json"), 2, part)
 
 
 @pytest.mark.slow

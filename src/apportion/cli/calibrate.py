@@ -27,6 +27,7 @@ def command(
     like: Annotated[Path | None, typer.Option(help="Profile on another target to carry over: 8 points do.")] = None,
     batch: Annotated[int, typer.Option(help="Examples per forward pass.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per example.")] = 64,
+    size: Annotated[int | None, typer.Option(help="Pixels of an image's side; default the model's own.")] = None,
     loss: Annotated[str, typer.Option(help="What is fitted: least-squares, quantile or envelope.")] = "least-squares",
     tau: Annotated[float, typer.Option(help="The quantile of --loss quantile.")] = 0.9,
     sweeps: Annotated[bool, typer.Option("--sweeps", help="Fit to sweeps of one module at a time.")] = False,
@@ -54,10 +55,10 @@ def command(
     with bars.stage("try the target"):
         where = working_target(target)
     with bars.stage("load and trace"):
-        network = load(model, batch=batch, tokens=tokens, seed=seed)
+        network = load(model, batch=batch, tokens=tokens, seed=seed, size=size)
         parts = Parts.of(network, Partition.of(network))
     with bars.stage("measure slices") as update:
-        shape = Shape(batch=batch, tokens=tokens, seed=seed)
+        shape = Shape(batch=batch, tokens=tokens, seed=seed, size=size)
         kept = out.with_name(f".{out.name}.part")  # what a stopped calibration had measured
         profile = calibrate(
             network,
@@ -90,6 +91,7 @@ def command(
             "bound": cost.bound.to_json() if cost.bound else None,
             "loss": cost.loss,
             "fidelity": profile.fidelity.to_json() if profile.fidelity else None,
+            "power": profile.power.to_json() if profile.power else None,
             "grid": profile.grid,
             "widths": profile.widths,
             "prices_ms": prices,
@@ -121,6 +123,8 @@ def command(
             f"bound by launches where little work is left: no less than {cost.launches.always_ms:.3g}ms "
             f"and {cost.launches.each_ms:.3g}ms for every part that is there"
         )
+    if profile.power is not None:
+        typer.echo(f"the whole network {profile.power.explain()}")
     if profile.grid > 1:
         typer.echo(f"its kernels work on {profile.grid} channels at a time: widths between multiples cost the next one")
     if profile.conditions.get("disturbed") == "busy":  # short timings are noisy by design, and the bound allows for it

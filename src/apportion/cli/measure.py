@@ -12,6 +12,7 @@ from apportion.errors import Exit
 
 if TYPE_CHECKING:
     from apportion.device.measure import Session
+    from apportion.device.power import Power, PowerCurve
     from apportion.device.process import Failure
 
 ENERGY_SECONDS = 1.0  # of reading the counter, in every process
@@ -22,6 +23,7 @@ The model is run in child processes only: one that dies, hangs, eats memory or c
 told with the reason, and the readings that it allows are told all the same. Exits with 4 where there is no latency.
 
 Example: apportion measure minilm --target ort-cpu-1t --json
+Example: apportion measure minilm --target ort-cpu-1t --power minilm-ort.json
 """
 
 
@@ -30,6 +32,10 @@ def command(
     target: Annotated[str | None, typer.Option(help="Where to run; default torch-cpu-1t.")] = None,
     batch: Annotated[int, typer.Option(help="Examples per forward pass.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per example.")] = 64,
+    size: Annotated[int | None, typer.Option(help="Pixels of an image's side; default the model's own.")] = None,
+    power: Annotated[
+        str | None, typer.Option(help="Watts, or a profile that holds them, to model energy by without a counter.")
+    ] = None,
     processes: Annotated[int, typer.Option(help="Fresh processes to measure in.")] = 3,
     seconds: Annotated[float, typer.Option(help="Seconds of timing per process, at most.")] = 3.0,
     time_limit: Annotated[float, typer.Option(help="Seconds that loading or one reading may take.", min=1)] = 300.0,
@@ -44,12 +50,18 @@ def command(
     from apportion.device.probe import working_target
     from apportion.device.process import Limits
     from apportion.device.read import read_all
+    from apportion.device.target import find_target
 
+    given = None
+    if power is not None:
+        from apportion.cost.power import parse_power
+
+        given = parse_power(power, find_target(target))
     bars = Bars(quiet=as_json)
     limits = Limits(seconds=time_limit, memory_bytes=int(memory_limit * 2**30))
     with bars.stage("try the target"):
         where = working_target(target)
-    shape = Shape(batch=batch, tokens=tokens, seed=seed)
+    shape = Shape(batch=batch, tokens=tokens, seed=seed, size=size)
     with bars.stage("load and count"):
         counted = read_all(Candidate(name=model, ref=model), where, shape, limits)
     if counted.failure is not None:  # there is nothing to time
@@ -81,7 +93,7 @@ def command(
         "conditions": dict(session.conditions),
         "disturbance": explain(session.conditions),
         "failures": {name: asdict(failure) for name, failure in session.failures.items()},
-        "readings": {**counted.by_name, "latency": _latency(session, model), "energy": _energy(session, model)},
+        "readings": {**counted.by_name, "latency": _latency(session, model), "energy": _energy(session, model, given)},
     }
     if as_json:
         print(json.dumps(told))
@@ -117,13 +129,20 @@ def _latency(session: Session, model: str) -> dict[str, Any]:
     }
 
 
-def _energy(session: Session, model: str) -> dict[str, Any]:
+def _energy(session: Session, model: str, given: Power | PowerCurve | None) -> dict[str, Any]:
+    """By the counter where there is one; else modelled by the power that was given, if any was."""
+    from apportion.device.power import modelled_energy
+
     if model in session.failures:
         return _unavailable("mJ", session.failures[model])
     told = session.conditions["energy"]
+    if told["provenance"] == "unavailable" and given is not None:
+        power = given.at(session.latency(model))
+        return modelled_energy(session.latency(model), power).to_json() | {"provenance": f"modelled: {power.explain()}"}
     if told["provenance"] == "unavailable":
         return {"value": None, "unit": "mJ", "provenance": f"unavailable: {told['why']}"}
-    return session.energy(model).to_json() | {"provenance": f"measured: {told['why']}"}
+    unused = "" if given is None else "; --power is not used"
+    return session.energy(model).to_json() | {"provenance": f"measured: {told['why']}{unused}"}
 
 
 def _unavailable(unit: str, failure: Failure) -> dict[str, Any]:

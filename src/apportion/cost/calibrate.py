@@ -13,6 +13,7 @@ from apportion.cost.draw import Sizes, draw_many
 from apportion.cost.fit import Loss
 from apportion.cost.model import CostModel
 from apportion.cost.parts import Parts
+from apportion.cost.power import read_power
 from apportion.cost.profile import Profile
 from apportion.cost.sample import CostError, Sample
 from apportion.cost.sweep import Swept, sweep
@@ -109,6 +110,8 @@ def calibrate(
 ) -> Profile:
     """Measures drawn configurations, fits the cost model to some of them and bounds it with the others.
 
+    Where the device has an energy counter, the power of the whole network and of the cheapest is read once at the end.
+
     Args:
         num_fit: configurations to fit to, besides the anchors; by default as many as the law's curves need,
             or a handful with ``like``.
@@ -141,6 +144,7 @@ def calibrate(
     else:
         calibrated = carry_over(like, parts, drawn, swept, bounding, num_menu=num_menu)
     least = swept.samples.get(len(anchors) - 1)
+    power = None if least is None else read_power(network, parts.partition, anchors[-1], target, shape)
     return Profile(
         model=network.origin.ref,
         target=target,
@@ -149,6 +153,7 @@ def calibrate(
         floor_ms=None if least is None else least.latency_ms,
         cost=calibrated.cost,
         fidelity=calibrated.fidelity,
+        power=power,
         grid=calibrated.parts.grid,
         widths=calibrated.parts.widths,
         seed=seed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from apportion.cost.distortion import Fidelity
 from apportion.cost.model import CostModel
 from apportion.cost.sample import CostError
 from apportion.device.measure import Shape
+from apportion.device.power import PowerCurve
 from apportion.device.target import Target, machine
 
 VERSION = 2
@@ -24,7 +25,7 @@ class Profile:
     """What a calibration leaves: ``cost`` predicts and bounds, ``baseline`` and ``floor_ms`` were measured.
 
     ``grid`` and ``widths`` are the view under which ``cost`` sees sizes (``Parts.seen``). ``fidelity`` is None in older
-    profiles and where a correction made it untrue.
+    profiles and where a correction made it untrue. ``power`` was read where the machine had an energy counter.
     """
 
     model: str
@@ -41,6 +42,7 @@ class Profile:
     failures: Mapping[str, str]
     conditions: Mapping[str, Any] = field(default_factory=dict)
     fidelity: Fidelity | None = None
+    power: PowerCurve | None = None
 
     def elsewhere(self) -> str | None:
         """One line where this machine is another one than the profile was made on, else None."""
@@ -57,7 +59,7 @@ class Profile:
             "apportion_profile": VERSION,
             "model": self.model,
             "target": self.target.to_json(),
-            "shape": asdict(self.shape),
+            "shape": self.shape.to_json(),
             "baseline": self.baseline.to_json(),
             "floor_ms": self.floor_ms,
             "cost": self.cost.to_json(),
@@ -69,6 +71,7 @@ class Profile:
             "failures": dict(self.failures),
             "conditions": dict(self.conditions),
             "fidelity": None if self.fidelity is None else self.fidelity.to_json(),
+            "power": None if self.power is None else self.power.to_json(),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -86,7 +89,7 @@ class Profile:
             fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if fields["apportion_profile"] != VERSION:
                 raise CostError(f"{path} is a profile of another version than {VERSION}; calibrate again")
-            fidelity = fields.get("fidelity")
+            fidelity, power = fields.get("fidelity"), fields.get("power")
             return cls(
                 model=str(fields["model"]),
                 target=Target(**fields["target"]),
@@ -102,6 +105,7 @@ class Profile:
                 failures=dict(fields["failures"]),
                 conditions=dict(fields.get("conditions", {})),
                 fidelity=None if fidelity is None else Fidelity.from_json(fidelity),
+                power=None if power is None else PowerCurve.from_json(power),
             )
         except CostError:
             raise

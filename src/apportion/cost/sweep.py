@@ -197,7 +197,7 @@ def _circumstances(network: Network, target: Target, shape: Shape) -> dict[str, 
     return {
         "network": digest.hexdigest(),
         "target": target.to_json(),
-        "shape": asdict(shape),
+        "shape": shape.to_json(),
         "machine": machine(),
         "torch": torch.__version__,
     }

@@ -155,7 +155,7 @@ def _key(candidate: dict[str, Any], target: Target, shape: dict[str, Any]) -> st
         "runtime": target.runtime,
         "precision": target.precision,
         "saturates": int8_saturates(),
-        "shape": shape,
+        "shape": {name: value for name, value in shape.items() if value is not None},
         "versions": versions,
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]

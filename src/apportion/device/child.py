@@ -32,7 +32,7 @@ def main() -> None:
 def _load(job: dict[str, Any], candidate: dict[str, Any]) -> Any:
     from apportion.models.load import load
 
-    shape = {name: job["shape"][name] for name in ("batch", "tokens", "seed")}
+    shape = {name: job["shape"].get(name) for name in ("batch", "tokens", "seed", "size")}
     return load(candidate["ref"], factory=candidate["factory"], **shape)
 
 

@@ -24,11 +24,21 @@ MEDIAN_FACTOR = 1.2533  # the standard error of a median over that of a mean, fo
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The inputs that a latency is about."""
+    """The inputs that a latency is about; ``size`` is the side of images, None the model's own."""
 
     batch: int = 1
     tokens: int = 64
     seed: int = 0
+    size: int | None = None
+
+    def to_json(self) -> dict[str, int]:
+        """Without a size that is the model's own: what was kept before there were sizes stays what it was."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def explain(self) -> str:
+        """In words."""
+        sides = "" if self.size is None else f", images of {self.size} pixels a side"
+        return f"batch {self.batch}, {self.tokens} tokens{sides}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from apportion.errors import ModelError
 from apportion.models.factored import break_even, can_factor, factored, replace_layer
 from apportion.models.hub import PREFIX as HUB
 from apportion.models.hub import find_on_hub
-from apportion.models.network import Edits, Int8, Network, Origin, Readout
+from apportion.models.network import Edits, Int8, Network, Origin, Readout, float_outputs, forward
 from apportion.models.registry import BUILT_IN, find_packaged
 from apportion.models.safefile import TensorInfo, read_header, read_json, refuse_pickle, weight_files
 from apportion.models.skip import skip_blocks
@@ -37,7 +37,15 @@ for _noisy in ("torchao", "torch.utils._pytree"):  # where torchao is there, tra
 _BLOAT = 4  # a config may describe at most this many times the numbers that the weights hold (tied weights, buffers)
 
 
-def load(ref: str, *, batch: int = 1, tokens: int = 64, seed: int = 0, factory: str | None = None) -> Network:
+def load(
+    ref: str,
+    *,
+    batch: int = 1,
+    tokens: int = 64,
+    seed: int = 0,
+    size: int | None = None,
+    factory: str | None = None,
+) -> Network:
     """Loads a model on the CPU in evaluation mode.
 
     Args:
@@ -47,10 +55,18 @@ def load(ref: str, *, batch: int = 1, tokens: int = 64, seed: int = 0, factory: 
         batch: examples in the inputs that the model is traced and priced at.
         tokens: length of those inputs for text models.
         seed: of the example inputs.
+        size: side of those inputs for models of images, a factory's too; the model's own where it is None.
         factory: the factory that a saved model came from; needed because code named in a file is never run.
     """
     if min(batch, tokens) < 1:
         raise ModelError(f"batch {batch} and tokens {tokens} must be at least 1")
+    if size is not None and size < 1:
+        raise ModelError(f"images of {size} pixels a side were asked for; give a --size of at least 1")
+    network = _loaded(ref, batch, tokens, seed, factory)
+    return network if size is None else _at_size(network, size)
+
+
+def _loaded(ref: str, batch: int, tokens: int, seed: int, factory: str | None) -> Network:
     if ref in BUILT_IN:
         return _from_folder(ref, find_packaged(ref), batch, tokens, seed)
     if ref.startswith(HUB):
@@ -78,6 +94,29 @@ def load(ref: str, *, batch: int = 1, tokens: int = 64, seed: int = 0, factory: 
 def is_factory(ref: str) -> bool:
     """Whether a reference names code: ``module.path:factory``."""
     return ":" in ref and not ref.startswith(HUB) and not Path(ref).exists()
+
+
+def _at_size(network: Network, size: int) -> Network:
+    """The network with example images of another side, the nearest pixels of its own; tried once where it differs."""
+    images = {key: tensor for key, tensor in network.inputs.items() if tensor.dim() == 4 and tensor.is_floating_point()}
+    if not images:
+        takes = ", ".join(network.inputs)
+        raise ModelError(f"{network.origin.ref} takes {takes}, which are no images to give a side; give no --size")
+    own = {tuple(tensor.shape[-2:]) for tensor in images.values()}
+    if own == {(size, size)}:
+        return network
+    try:
+        with torch.no_grad():
+            resized = {key: nn.functional.interpolate(tensor, size=(size, size)) for key, tensor in images.items()}
+        with torch.inference_mode():
+            forward(network.module, {**network.inputs, **resized})
+    except Exception as error:  # a network's own code may raise anything for a size that it does not take
+        sides = " and ".join(f"{height}x{width}" for height, width in sorted(own))
+        raise ModelError(
+            f"{network.origin.ref} can't run on images of {size} pixels a side ({_first_line(error).rstrip('.')}); "
+            f"its own are {sides}: give no --size for them"
+        ) from None
+    return network.replace(inputs={**network.inputs, **resized})
 
 
 def _from_folder(ref: str, folder: Path, batch: int, tokens: int, seed: int) -> Network:
@@ -236,8 +275,6 @@ def _made(make: Callable[[], Any], ref: str, readout: Readout | None = None) -> 
 
 
 def _shape(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-    from apportion.models.network import float_outputs, forward
-
     with torch.no_grad():
         outputs = float_outputs(forward(module.eval(), inputs))
     if not outputs:

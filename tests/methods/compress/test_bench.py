@@ -11,7 +11,7 @@ import torch
 from tests.methods.compress.test_repair import examples_of
 from tests.models import zoo
 
-from apportion.device.measure import Session, Timing
+from apportion.device.measure import Session, Shape, Timing
 from apportion.device.store import Store
 from apportion.device.target import find_target
 from apportion.errors import BudgetError
@@ -120,16 +120,20 @@ def test_both_halves_are_kept_so_that_a_resumed_run_measures_neither_again(tmp_p
     assert taken == ["first", "second"]
 
 
-def test_a_profile_made_under_another_instruction_cap_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("isa", "size", "told"),
+    [
+        ("AVX2", None, r"is about openvino-int8-cpu-1t\+AVX2, .* the run about openvino-int8-cpu-1t, "),
+        (None, 96, r"is about .*, 64 tokens, images of 96 pixels a side, the run about .*, 64 tokens; calibrate"),
+    ],
+)
+def test_a_profile_of_another_instruction_cap_or_size_is_refused(monkeypatch, isa, size, told):
     plain = find_target("openvino-int8-cpu-1t")
-    shape = SimpleNamespace(batch=1, tokens=64)
-    profile = SimpleNamespace(target=plain.with_isa("AVX2"), shape=shape, grid=1, widths=False)
+    profile = SimpleNamespace(target=plain.with_isa(isa), shape=Shape(size=size), grid=1, widths=False)
     monkeypatch.setattr(bench.Profile, "load", lambda path: profile)
-    stand = SimpleNamespace(config=SimpleNamespace(profile="p.json"), target=plain, shape=shape)
+    stand = SimpleNamespace(config=SimpleNamespace(profile="p.json"), target=plain, shape=Shape())
     parts = SimpleNamespace(seen=lambda **_: None)
-    with pytest.raises(
-        BudgetError, match=r"is about openvino-int8-cpu-1t\+AVX2, .* the run about openvino-int8-cpu-1t;"
-    ):
+    with pytest.raises(BudgetError, match=told):
         Bench.known(stand, None, parts)
 
 

@@ -20,6 +20,7 @@ from apportion.errors import ApportionError, BudgetError, DataError, InfeasibleE
 from apportion.methods.compress import bench
 from apportion.methods.compress import verify as verification
 from apportion.methods.compress.bench import static_meters
+from apportion.methods.compress.export import PROGRAM, export
 from apportion.methods.compress.fit import fit
 from apportion.methods.compress.rundir import IMPORTANCES, QUALITIES, FitConfig, RunDir
 from apportion.methods.compress.verify import verify
@@ -276,13 +277,29 @@ def test_a_floor_asked_for_with_confidence_is_refused_where_the_value_alone_woul
         FitConfig(model=CNN, budget="60%", floor_confidence=0.3)
 
 
-def test_a_run_from_before_floors_had_a_confidence_is_the_same_run(tmp_path):
+@pytest.mark.parametrize(("later", "other"), [("floor_confidence", 0.95), ("size", 32)])
+def test_a_run_from_before_there_was_a_setting_is_the_same_run(tmp_path, later, other):
     rundir, config = RunDir(tmp_path / "run"), FitConfig(model=CNN, budget="60%", quality_floor=0.98)
     now = rundir.start(config, "model")
     saved = rundir.read("run.json")
-    del saved["config"]["floor_confidence"]
+    del saved["config"][later]
     rundir.write("run.json", saved)
     assert rundir.config() == config
     assert rundir.start(config, "model") == now
     with pytest.raises(ApportionError, match="other settings"):
-        rundir.start(replace(config, floor_confidence=0.95), "model")
+        rundir.start(replace(config, **{later: other}), "model")
+
+
+def test_a_network_is_fitted_exported_and_verified_at_the_size_that_was_asked_for(tmp_path):
+    data = str(tmp_path / "pixels.safetensors")
+    save_file({"0": torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(0))}, data)
+    with pytest.raises(DataError, match=r"\[3, 8, 8\], the model takes \[3, 16, 16\]"):
+        run(tmp_path / "own", data, "flops<=60%")
+    result = run(tmp_path, data, "flops<=60%", size=8)
+    assert result["met"]
+    assert result["baseline"]["flops"]["value"] == FlopCount().read(load(CNN, size=8)).value
+    assert verify(tmp_path / "run", CNN)["final"]["flops"] == result["final"]["flops"]
+    export(tmp_path / "run", "torch-export", tmp_path / "out", CNN)
+    assert torch.export.load(tmp_path / "out" / PROGRAM).module()(torch.zeros(1, 3, 8, 8))[0].shape == (1, 10)
+    with pytest.raises(ApportionError, match="size must be at least 1, got 0"):
+        FitConfig(model=CNN, budget="60%", size=0)

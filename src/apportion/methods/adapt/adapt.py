@@ -167,6 +167,8 @@ def _profiles(
     given = {}
     for name in config.profiles:
         profile = Profile.load(Path(name))
+        if profile.shape.size is not None:
+            raise DataError(f"{name} is about {profile.shape.explain()}; adapt takes the model's own, calibrate so")
         given[profile.target.name] = profile
     twins = [twin.name for name in config.targets if config.int8 and (twin := int8_twin(working_target(name)))]
     unknown = sorted(set(given) - {*config.targets, *twins})

@@ -54,7 +54,7 @@ class Bench:
         self.store = Store(rundir.store)
         self.factory = network.origin.factory
         self.original = Candidate(name=BASELINE, ref=network.origin.ref, factory=self.factory)
-        self.shape = Shape(batch=config.batch, tokens=config.tokens, seed=config.seed)
+        self.shape = Shape(batch=config.batch, tokens=config.tokens, seed=config.seed, size=config.size)
         limited = limit_on("energy", Budget.parse(config.budget)) is not None
         self.energy_seconds = ENERGY_SECONDS if limited else 0.0
 
@@ -102,8 +102,8 @@ class Bench:
         profile = Profile.load(Path(self.config.profile))
         parts = parts.seen(grid=profile.grid, widths=profile.widths)
         if profile.target.identity != self.target.identity or profile.shape != self.shape:
-            where = f"{profile.target.identity}, batch {profile.shape.batch}, {profile.shape.tokens} tokens"
-            here = self.target.identity
+            where = f"{profile.target.identity}, {profile.shape.explain()}"
+            here = f"{self.target.identity}, {self.shape.explain()}"
             raise BudgetError(f"{self.config.profile} is about {where}, the run about {here}; calibrate it")
         if parts.signature_of != dict(profile.cost.law.signature_of) or profile.floor_ms is None:
             raise BudgetError(f"{self.config.profile} is about {profile.model}, whose parts differ; calibrate again")

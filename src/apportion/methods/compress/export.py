@@ -57,7 +57,7 @@ def export(
         raise ApportionError(f"{rundir.model} is not the model that was certified; fit it again")
     runtime = certificate.target.partition("-")[0]
     kept = certified_artefact(rundir.rung_in_use, certificate)
-    shape = Shape(batch=config.batch, tokens=config.tokens, seed=config.seed)
+    shape = Shape(batch=config.batch, tokens=config.tokens, seed=config.seed, size=config.size)
     with progress.stage(f"export to {kind}"), whole_folder(out) as draft:
         if kind == "safetensors":
             shutil.copytree(rundir.model, draft, dirs_exist_ok=True)

@@ -56,7 +56,14 @@ def fit(config: FitConfig, folder: Path, progress: Progress | None = None) -> di
     target = budget_target(asked, config.target)
     torch.manual_seed(config.seed)
     with progress.stage("load"):
-        network = load(config.model, batch=config.batch, tokens=config.tokens, seed=config.seed, factory=config.factory)
+        network = load(
+            config.model,
+            batch=config.batch,
+            tokens=config.tokens,
+            seed=config.seed,
+            size=config.size,
+            factory=config.factory,
+        )
         guard = config.quality_floor is not None
         splits = load_examples(network, config.data, config.quality, seed=config.seed, guard=guard)
         rundir = RunDir(folder)

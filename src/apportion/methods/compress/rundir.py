@@ -37,6 +37,7 @@ class FitConfig:
     seed: int = 0
     batch: int = 1
     tokens: int = 64
+    size: int | None = None
     num_steps: int = 8
     max_steps: int = 2000
     processes: int = 6  # an even number: every other one opens the candidates in reverse
@@ -57,8 +58,8 @@ class FitConfig:
             raise ApportionError(f"unknown quality {self.quality!r}; possible are {', '.join(QUALITIES)}")
         if self.repair_steps < 0:
             raise ApportionError(f"repair_steps must be at least 0, got {self.repair_steps}")
-        for name in ("batch", "tokens", "num_steps", "max_steps", "processes", "rungs"):
-            if getattr(self, name) < 1:
+        for name in ("batch", "tokens", "size", "num_steps", "max_steps", "processes", "rungs"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ApportionError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
@@ -118,7 +119,10 @@ class RunDir(RunFolder):
         return FitConfig(**self.asked({field.name for field in fields(FitConfig)}, LATER))
 
 
-LATER = {"floor_confidence": 0.5}  # fields that came after the first runs, whose identity they leave as it was
+LATER = {
+    "floor_confidence": 0.5,
+    "size": None,
+}  # fields that came after the first runs, whose identity they leave as it was
 
 
 def identity(config: FitConfig, model_digest: str) -> str:

@@ -66,7 +66,12 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
     artefact = certified_artefact(rundir.rung_in_use, certificate)
     with progress.stage("load"):
         original = load(
-            config.model, batch=config.batch, tokens=config.tokens, seed=config.seed, factory=config.factory
+            config.model,
+            batch=config.batch,
+            tokens=config.tokens,
+            seed=config.seed,
+            size=config.size,
+            factory=config.factory,
         )
         floored = config.quality_floor is not None
         splits = load_examples(original, config.data, config.quality, seed=config.seed, guard=floored)
@@ -75,6 +80,7 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
             batch=config.batch,
             tokens=config.tokens,
             seed=config.seed,
+            size=config.size,
             factory=original.origin.factory,
         )
     asked = Budget.parse(certificate.asked)

@@ -50,10 +50,9 @@ def main() -> None:
     print(f"| {' | '.join(heads)} |")
     print("|---" * len(heads) + "|")
     for name, row in rows.items():
-        print(
-            f"| {name} | {row['one by one']:.1f} s | {row['together']:.1f} s | {row['time']:.2f} | {row['apart']:.1%} | "
-            f"{row['spread one by one']:.1%} | {row['spread together']:.1%} |"
-        )
+        seconds = " | ".join(f"{row[kind]:.1f} s" for kind in KINDS)
+        spreads = " | ".join(f"{row[f'spread {kind}']:.1%}" for kind in KINDS)
+        print(f"| {name} | {seconds} | {row['time']:.2f} | {row['apart']:.1%} | {spreads} |")
     figures = {
         f"{key} {name}".replace(" ", "_").replace(",", ""): row[key]
         for name, row in rows.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -203,11 +204,14 @@ def test_what_is_too_much_memory_for_several_at_once_is_asked_again_alone(monkey
 
     monkeypatch.setattr(process, "free_bytes", lambda: 100 * 2**20)  # less than torch takes to load
     monkeypatch.setattr("apportion.device.measure.run_together", together)
+    monkeypatch.setattr("apportion.device.measure.CROWDED", threading.Event())
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     candidates = [Candidate(name="a", ref="tests.factories:small_linear")]
     session = measure(candidates, TARGET, Shape(), processes=2, seconds=0.01, tolerance=1.0)
     assert asked == [2, 1, 1]
     assert len(session.require().timings["a"]) == 2
+    measure(candidates, TARGET, Shape(), processes=2, seconds=0.01, tolerance=1.0)
+    assert asked == [2, 1, 1, 1, 1]  # once was enough to know
 
 
 def test_a_candidate_that_dies_in_processes_started_together_is_recorded_once(monkeypatch):

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from threading import Event
 from typing import Any
 
 from apportion.core.meter import Reading
@@ -19,6 +20,7 @@ from apportion.errors import MeasureError
 from apportion.numerics.stats import mad, mean_stderr
 
 MANY_PROCESSES = 5
+CROWDED = Event()  # set once candidates that several processes opened at the same time were too much for the memory
 MEDIAN_FACTOR = 1.2533  # the standard error of a median over that of a mean, for a normal variable
 
 
@@ -215,13 +217,13 @@ def measure(
         "rapl": str(energy.RAPL),
     }
     runs: list[dict[str, Any]] = []
-    most = len(os.sched_getaffinity(0))
     while jobs and len(runs) < processes:
+        most = 1 if CROWDED.is_set() else len(os.sched_getaffinity(0))
         numbers = range(before + len(runs), before + min(processes, len(runs) + most))
         asked = [job | {"candidates": jobs[::-1] if number % 2 else jobs} for number in numbers]
         together = run_together(asked, target.environment, limits)
         if len(together) > 1 and any(ran_out(ended) for ended in together):
-            most = 1  # what is too much for several at once need not be for one
+            CROWDED.set()  # what is too much for several at once need not be for one
             continue
         for ended in together:
             if ended.result is None:

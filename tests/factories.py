@@ -49,6 +49,16 @@ def small_cnn():
     return model, torch.zeros(1, 3, 16, 16)
 
 
+def wide_mlp():
+    """Three linear layers on the same images: few kernels, so that torch compiles it quickly."""
+    generator_state = torch.random.get_rng_state()
+    torch.manual_seed(7)
+    layers = [nn.Flatten(), nn.Linear(768, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10)]
+    model = nn.Sequential(*layers).eval()
+    torch.random.set_rng_state(generator_state)
+    return model, torch.zeros(1, 3, 16, 16)
+
+
 def small_regressor():
     """The same network with one output."""
     model, image = small_cnn()

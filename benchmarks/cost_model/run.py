@@ -229,6 +229,7 @@ def summarise(rows: dict, judged: list[Judged], quick: bool, summary: Summary) -
         "p95_rel_error": quantile([row["p95"] for row in both], 0.5),
         "p95_rel_error_max": max(row["p95"] for row in both),
         "coverage": sum(row["coverage"] * row["held_out"] for row in both) / held,
+        "surely_above": sum(row["surely_above"] for row in both),
         "coverage_cpu": sum(row["coverage"] * row["held_out"] for row in cpu) / max(1, sum(r["held_out"] for r in cpu)),
         "held_out_cpu": sum(row["held_out"] for row in cpu),
         "coverage_with_drift": sum(row["coverage"] * row["held_out"] for row in allowing)

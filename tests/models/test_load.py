@@ -155,8 +155,9 @@ def test_a_cut_model_takes_the_size_that_it_is_loaded_at(tmp_path):
     [
         ("vit", 48, ("48 pixels", "doesn't match model", "its own are 32x32", "give no --size")),
         ("bert", 48, ("takes input_ids", "no images", "give no --size")),
-        ("resnet-basic", 0, ("images of 0 pixels", "at least 1")),
-        ("resnet-basic", -3, ("images of -3 pixels", "at least 1")),
+        ("resnet-basic", 0, ("images of 0 pixels", "from 1 to")),
+        ("resnet-basic", 50_000, ("images of 50000 pixels", "from 1 to")),
+        ("resnet-basic", -3, ("images of -3 pixels", "from 1 to")),
     ],
 )
 def test_a_size_that_the_model_does_not_take_is_refused_with_its_own(name, size, words, folders):

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from apportion.device.process import Failure, Limits, free_bytes, run_child
+from apportion.device.process import Failure, Limits, free_bytes, num_cores, run_child
 from apportion.device.target import Target
 from apportion.models.processor import int8_saturates
 from apportion.models.registry import BUILT_IN, find_packaged
@@ -76,10 +76,8 @@ def compile_all(candidates: Sequence[dict[str, Any]], target: Target, shape: dic
 
     What becomes of one that can't be compiled is told where it is timed.
     """
-    keys = {candidate["name"]: _key(candidate, target, shape) for candidate in candidates}
-    wanted = {
-        keys[candidate["name"]]: candidate for candidate in candidates if keys[candidate["name"]] not in _compiled
-    }
+    by_key = {_key(candidate, target, shape): candidate for candidate in candidates}
+    wanted = {key: candidate for key, candidate in by_key.items() if key not in _compiled}
     if not wanted:
         return
     jobs = [
@@ -97,7 +95,7 @@ _compiled: set[str] = set()
 
 def _shares(wanted: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:
     """Candidates shared out to as many processes as there are cores for and memory."""
-    number = max(1, min(len(os.sched_getaffinity(0)), free_bytes() // WORKER_BYTES, len(wanted)))
+    number = max(1, min(num_cores(), free_bytes() // WORKER_BYTES, len(wanted)))
     return [wanted[first::number] for first in range(number)]
 
 

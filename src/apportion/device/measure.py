@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,7 @@ from apportion.core.meter import Reading
 from apportion.device import energy
 from apportion.device.build import build_all, compile_all, needs_build
 from apportion.device.conditions import conditions_of, merged
-from apportion.device.process import Failure, Limits, ran_out, run_together
+from apportion.device.process import Failure, Limits, num_cores, ran_out, run_together
 from apportion.device.target import Target
 from apportion.errors import MeasureError
 from apportion.numerics.stats import mad, mean_stderr
@@ -218,7 +217,7 @@ def measure(
     }
     runs: list[dict[str, Any]] = []
     while jobs and len(runs) < processes:
-        most = 1 if CROWDED.is_set() else len(os.sched_getaffinity(0))
+        most = 1 if CROWDED.is_set() else num_cores()
         numbers = range(before + len(runs), before + min(processes, len(runs) + most))
         asked = [job | {"candidates": jobs[::-1] if number % 2 else jobs} for number in numbers]
         together = run_together(asked, target.environment, limits)

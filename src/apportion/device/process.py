@@ -156,6 +156,11 @@ def _watch(process: subprocess.Popen[bytes], limits: Limits, marker: Marker, num
             return Failure("out of memory", f"held {held / 2**30:.1f} GiB of {limits.memory_bytes / 2**30:.1f} allowed")
 
 
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def free_bytes() -> int:
     """Memory that can be taken without pushing others out, less a fifth; no limit where the system does not say."""
     try:

@@ -34,6 +34,7 @@ CALIBRATION_FILE = "calibration.safetensors"
 FORMAT = 1
 for _noisy in ("torchao", "torch.utils._pytree"):  # where torchao is there, transformers loads it, and it talks
     logging.getLogger(_noisy).setLevel(logging.ERROR)
+MAX_SIZE = 8192  # pixels of a side, of which a few images still fit in memory
 _BLOAT = 4  # a config may describe at most this many times the numbers that the weights hold (tied weights, buffers)
 
 
@@ -60,8 +61,8 @@ def load(
     """
     if min(batch, tokens) < 1:
         raise ModelError(f"batch {batch} and tokens {tokens} must be at least 1")
-    if size is not None and size < 1:
-        raise ModelError(f"images of {size} pixels a side were asked for; give a --size of at least 1")
+    if size is not None and not 1 <= size <= MAX_SIZE:
+        raise ModelError(f"images of {size} pixels a side were asked for; give a --size from 1 to {MAX_SIZE}")
     network = _loaded(ref, batch, tokens, seed, factory)
     return network if size is None else _at_size(network, size)
 

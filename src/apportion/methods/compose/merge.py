@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apportion.core.progress import Progress, Silent, Update
+from apportion.device.process import num_cores
 from apportion.errors import ModelError
 from apportion.methods.compose.checkpoint import FLOATS, Floats, blocks, from_float32, item_bytes
 from apportion.methods.compose.recipes import Recipe
@@ -60,7 +61,7 @@ def write_merged(
             position += size
         with (progress or Silent()).stage(f"merging {len(sources)} sources") as update:
             work = _Work(handle, recipe, sources, base, layout, offsets, plain, update)
-            work.run(threads or min(4, _num_cores()))
+            work.run(threads or min(4, num_cores()))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise ModelError(
@@ -159,10 +160,6 @@ def _header(layout: Mapping[str, tuple[str, tuple[int, ...], int]]) -> tuple[Flo
     text += b" " * (-len(text) % 8)
     raw = len(text).to_bytes(8, "little") + text
     return np.frombuffer(raw, np.uint8), len(raw)
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _allocate(handle: int, total: int) -> None:

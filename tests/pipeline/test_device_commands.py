@@ -75,7 +75,7 @@ def test_a_model_that_there_is_not_is_refused_in_one_line(told):
     ("model", "size", "part"),
     [
         ("vit-64", 96, "its own are 64x64"),
-        (CNN, 0, "at least 1"),
+        (CNN, 0, "--size from 1 to 8192"),
         ("tests.factories:small_linear", 16, "no images"),
     ],
 )

@@ -301,5 +301,6 @@ def test_a_network_is_fitted_exported_and_verified_at_the_size_that_was_asked_fo
     assert verify(tmp_path / "run", CNN)["final"]["flops"] == result["final"]["flops"]
     export(tmp_path / "run", "torch-export", tmp_path / "out", CNN)
     assert torch.export.load(tmp_path / "out" / PROGRAM).module()(torch.zeros(1, 3, 8, 8))[0].shape == (1, 10)
-    with pytest.raises(ApportionError, match="size must be at least 1, got 0"):
-        FitConfig(model=CNN, budget="60%", size=0)
+    with pytest.raises(ApportionError, match="images of 0 pixels"):
+        run(tmp_path / "none", data, "flops<=60%", size=0)
+    assert not (tmp_path / "none" / "run").exists()

@@ -58,8 +58,8 @@ class FitConfig:
             raise ApportionError(f"unknown quality {self.quality!r}; possible are {', '.join(QUALITIES)}")
         if self.repair_steps < 0:
             raise ApportionError(f"repair_steps must be at least 0, got {self.repair_steps}")
-        for name in ("batch", "tokens", "size", "num_steps", "max_steps", "processes", "rungs"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
+        for name in ("batch", "tokens", "num_steps", "max_steps", "processes", "rungs"):
+            if getattr(self, name) < 1:
                 raise ApportionError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 

@@ -93,7 +93,7 @@ def audit_fitted(one: Fitted) -> dict[str, Any]:
         fitted, parts.signature_of, knots=options.knots, ridge=options.ridge, launches=options.launches
     )
     row["plain_median"] = round(audit(unseeing, plain).median_rel_error, 4)
-    row |= {"grid": one.calibrated.parts.grid, "widths": one.calibrated.parts.widths, "calibration_s": saved.seconds}
+    row |= {"view": one.calibrated.parts.view.to_json(), "calibration_s": saved.seconds}
     row["launches"] = judge_floor(one)
     row |= {"failures": len(saved.swept.failures), "device": saved.device, "drift": round(saved.swept.drift, 4)}
     return row | {"versions": dict(saved.versions), "num_fit": saved.num_fit, "num_bound": saved.num_bound}
@@ -169,17 +169,22 @@ def fit_table(samples, signature_of):
 
 def print_errors(rows: dict) -> None:
     print(
-        "\n| network, target | median error | p95 | bound (95 %) held | surely above | looseness | grid | "
-        "median with grid 1 | FLOPs p95 | parameters p95 | table p95 | noise | drift |"
+        "\n| network, target | median error | p95 | bound (95 %) held | surely above | looseness | view | "
+        "median, plain view | FLOPs p95 | parameters p95 | table p95 | noise | drift |"
     )
     print("|---" * 13 + "|")
     for name, row in rows.items():
         print(
             f"| {name} | {row['median']:.1%} | {row['p95']:.1%} | {row['coverage']:.0%} of {row['held_out']} | "
-            f"{row['surely_above']} | {row['looseness']:.1%} | {row['grid']} | {row['plain_median']:.1%} | "
+            f"{row['surely_above']} | {row['looseness']:.1%} | {_view(**row['view'])} | {row['plain_median']:.1%} | "
             f"{row['flops_p95']:.0%} | {row['params_p95']:.0%} | {row['table_p95']:.0%} | {row['noise']:.1%} | "
             f"{format(row['drift'], '.1%') if row['drift'] else '–'} |"
         )
+
+
+def _view(grid: int, grid_in: int, activations: bool) -> str:
+    seen = f"{grid}, {grid_in}" if grid > 1 else ""
+    return " + ".join(filter(None, [seen, "written" if activations else ""])) or "plain"
 
 
 def print_audits(rows: dict) -> None:

@@ -14,7 +14,7 @@ from apportion.cost.curve import Curve
 from apportion.cost.held_out import MAX_CORRECTING, MIN_JUDGING, HeldOut, correct, measure_held_out
 from apportion.cost.law import AdditiveLaw
 from apportion.cost.model import CostModel
-from apportion.cost.parts import Parts
+from apportion.cost.parts import Parts, View
 from apportion.cost.profile import Profile
 from apportion.cost.sample import Sample
 from apportion.cost.sweep import Swept
@@ -35,8 +35,7 @@ def profile(**changes):
         baseline=Reading(value=WHOLE_MS, unit="ms"),
         floor_ms=1.0,
         cost=CostModel(LAW, bound=UpperBound(0.05, (0.05,), (19,))),
-        grid=1,
-        widths=False,
+        view=View(),
         seed=0,
         seconds=1.0,
         machine=machine(),
@@ -105,7 +104,7 @@ def test_a_profile_of_another_machine_says_so_in_one_line():
 def test_unseen_configurations_are_measured_at_the_size_of_the_profile(monkeypatch):
     cnn = "tests.factories:small_cnn"
     network = load(cnn, size=24)
-    signature_of = Parts.of(network, Partition.of(network)).seen(grid=1, widths=False).signature_of
+    signature_of = Parts.of(network, Partition.of(network)).signature_of
     law = AdditiveLaw(1.0, dict.fromkeys(signature_of.values(), LAW.curves["a"]), signature_of)
     seen = []
 

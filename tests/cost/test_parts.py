@@ -11,7 +11,7 @@ from apportion.core.meter import Reading
 from apportion.cost.calibrate import CHEAPEST, anchor_sizes
 from apportion.cost.draw import draw_many, draw_sizes
 from apportion.cost.model import CostModel
-from apportion.cost.parts import BLOCK, Parts
+from apportion.cost.parts import BLOCK, WRITTEN, Parts, View
 from apportion.cost.predicted import PredictedLatency
 from apportion.cost.profile import Profile
 from apportion.cost.sample import CostError, Sample
@@ -21,7 +21,7 @@ from apportion.device.target import find_target
 from apportion.methods.compress.lowrank import factor, lowrank_knobs, rank_at
 from apportion.models.cut import slice_network
 from apportion.models.load import load
-from apportion.models.network import Int8
+from apportion.models.network import Int8, forward
 from apportion.models.partition import Partition
 from apportion.models.quantise import QUANTISED
 from apportion.tasks.batches import Examples
@@ -162,8 +162,7 @@ def test_a_profile_comes_back_from_disk_as_it_was(cut, tmp_path):
         shape=Shape(),
         baseline=Reading(value=3.0, unit="ms", stderr=0.1, count=20),
         floor_ms=1.0,
-        grid=16,
-        widths=True,
+        view=View(16, 8, activations=True),
         cost=linear_model(parts),
         seed=0,
         seconds=1.5,
@@ -175,12 +174,36 @@ def test_a_profile_comes_back_from_disk_as_it_was(cut, tmp_path):
     assert again.cost.to_json() == profile.cost.to_json()
     assert again.target == profile.target
     assert again.baseline == profile.baseline
-    assert (again.grid, again.widths) == (16, True)
+    assert again.view == profile.view
     text = (tmp_path / "p.json").read_text()
-    for damaged in (text[:-40], text.replace('"apportion_profile": 2', '"apportion_profile": 9'), "[]", "null"):
+    for damaged in (text[:-40], text.replace('"apportion_profile": 3', '"apportion_profile": 9'), "[]", "null"):
         (tmp_path / "bad.json").write_text(damaged)
         with pytest.raises(CostError) as refused:
             Profile.load(tmp_path / "bad.json")
         assert "\n" not in str(refused.value)
     with pytest.raises(CostError, match="no profile"):
         Profile.load(tmp_path / "gone.json")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_share_written_is_that_of_the_numbers_that_layers_really_write(cut, seed):
+    network, partition, parts = cut
+    parts = parts.seen(View(activations=True))
+    keep = partition.keep(draw_sizes(parts, random.Random(seed)))
+
+    def written(model):
+        counted = dict.fromkeys(parts.written, 0)
+        hooks = [
+            model.module.get_submodule(name).register_forward_hook(
+                lambda _, __, output, name=name: counted.update({name: output.numel()})
+            )
+            for name in counted
+            if name in dict(model.module.named_modules())
+        ]
+        forward(model.module, model.inputs)
+        for hook in hooks:
+            hook.remove()
+        return sum(counted.values())
+
+    left = written(slice_network(network, partition, keep)) / written(network)
+    assert parts.shares(keep)[WRITTEN] == pytest.approx(left, rel=1e-9)

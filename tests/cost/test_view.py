@@ -1,4 +1,4 @@
-"""Views: the grid and the widths that made the clock are found again, and a plain clock is left plain."""
+"""Views: the grids and the activations that made the clock are found again, and a plain clock is left plain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from apportion.cost.calibrate import (
 )
 from apportion.cost.draw import draw_many
 from apportion.cost.fit import FitOptions
-from apportion.cost.parts import WIDTH, Parts
+from apportion.cost.parts import WRITTEN, Parts, View
 from apportion.cost.profile import Profile
 from apportion.cost.sample import CostError, Sample
 from apportion.cost.sweep import MAX_CHUNK, Swept, chunk_size
@@ -37,13 +37,16 @@ def parts():
     return Parts.of(network, Partition.of(network, multiple={"channels": 1}))
 
 
-def clock(parts, *, grid, width_ms, noise=0.003, seed=0):
-    """Latencies that are linear in the work as a kernel of this grid does it, and in the widths."""
+PLAIN = View()
+
+
+def clock(parts, *, view=PLAIN, written_ms=2.0, noise=0.003, seed=0):
+    """Latencies that are linear in the work as a kernel of this view does it, and in what is written."""
     rng = random.Random(seed)
-    truth = parts.seen(grid=grid, widths=True)
+    truth = parts.seen(view)
     sizes = [{}, *draw_many(parts, 60, seed)]
     price = {part.name: 1e-6 * part.flops for part in truth.parts}
-    price |= {part.name: width_ms for part in truth.parts if part.name.startswith(WIDTH)}
+    price[WRITTEN] = written_ms
     samples = []
     for size in sizes:
         shares = truth.shares(parts.partition.keep(size))
@@ -52,17 +55,13 @@ def clock(parts, *, grid, width_ms, noise=0.003, seed=0):
     return sizes, samples
 
 
-@pytest.mark.parametrize("grid", [1, 8, 16])
-def test_the_grid_of_the_kernels_is_found(parts, grid):
-    viewed = choose_view(parts, *clock(parts, grid=grid, width_ms=0.0))
-    assert viewed.parts.grid == grid
-    assert not viewed.parts.widths
-
-
-def test_widths_are_priced_where_they_cost_time(parts):
-    viewed = choose_view(parts, *clock(parts, grid=1, width_ms=0.5))
-    assert viewed.parts.widths
-    assert viewed.error_of[1, True] < 0.7 * viewed.error_of[1, False]
+@pytest.mark.parametrize(
+    "view", [View(), View(8, 1), View(8, 8), View(16, 1), View(16, 16), View(activations=True), View(8, 1, True)]
+)
+def test_the_view_that_made_the_clock_is_found(parts, view):
+    viewed = choose_view(parts, *clock(parts, view=view))
+    assert viewed.parts.view == view
+    assert viewed.error_of[view] <= 1.01 * min(viewed.error_of.values())
 
 
 def test_more_curves_are_fitted_to_more_configurations(parts):
@@ -76,22 +75,23 @@ def test_more_curves_are_fitted_to_more_configurations(parts):
 
 
 def test_seen_again_is_seen_the_same(parts):
-    seen = parts.seen(grid=8, widths=True)
-    assert seen.widths
-    assert seen.seen(grid=8, widths=True).signature_of == seen.signature_of
-    assert seen.seen().signature_of == parts.signature_of
+    view = View(8, 8, activations=True)
+    seen = parts.seen(view)
+    assert WRITTEN in seen.signature_of
+    assert seen.seen(view).signature_of == seen.signature_of
+    assert seen.seen(PLAIN).signature_of == parts.signature_of
     assert set(seen.shares({}).values()) == {1.0}
 
 
 def test_a_grid_only_rounds_up(parts):
     for size in draw_many(parts, 20, seed=3):
         keep = parts.partition.keep(size)
-        plain, coarse = parts.shares(keep), parts.seen(grid=16).shares(keep)
+        plain, coarse = parts.shares(keep), parts.seen(View(16, 16)).shares(keep)
         assert all(coarse[name] >= plain[name] for name in plain)
 
 
 def test_straight_lines_are_kept_where_the_clock_is_straight(parts):
-    sizes, samples = clock(parts, grid=1, width_ms=0.0)
+    sizes, samples = clock(parts)
     options = choose_options(resee(parts, sizes, samples), parts.signature_of)
     assert isinstance(options, FitOptions)
     assert options.knots == (1.0,)
@@ -104,7 +104,7 @@ def test_chunks_are_even_and_bounded(count, expected):
 
 
 def profile_of(parts):
-    sizes, samples = clock(parts, grid=1, width_ms=0.0)
+    sizes, samples = clock(parts)
     swept = Swept(dict(enumerate(samples[1:])), {}, Reading(value=samples[0].latency_ms, unit="ms"))
     calibrated = fit_samples(parts, sizes[1:], swept, range(36, len(sizes)))
     return (
@@ -117,8 +117,7 @@ def profile_of(parts):
             baseline=swept.baseline,
             floor_ms=None,
             cost=calibrated.cost,
-            grid=calibrated.parts.grid,
-            widths=calibrated.parts.widths,
+            view=calibrated.parts.view,
             seed=0,
             seconds=0.0,
             machine={},
@@ -187,7 +186,7 @@ def test_module_sweeps_move_one_module_each_and_fit_a_plain_clock(parts):
 
 def test_a_profile_of_another_network_is_not_carried_over(parts):
     sizes, swept, profile = profile_of(parts)
-    other = dataclasses.replace(profile, widths=not profile.widths)
+    other = dataclasses.replace(profile, view=View(activations=not profile.view.activations))
     with pytest.raises(CostError, match="whose parts are not"):
         carry_over(other, parts, sizes, swept, range(36, len(sizes)))
 
@@ -203,7 +202,7 @@ def test_every_half_of_the_draws_has_its_share_of_the_bound(anchors, fit, bound)
 
 def test_a_chunk_that_ran_faster_as_a_whole_leaves_the_bound_its_room(parts):
     """The second half of the session 4 % faster: a bound of that half alone would lie under the first half."""
-    sizes, samples = clock(parts, grid=1, width_ms=0.0)
+    sizes, samples = clock(parts)
     drawn = samples[1:]
     half = len(drawn) // 2
     moved = [s if i < half else dataclasses.replace(s, latency_ms=0.96 * s.latency_ms) for i, s in enumerate(drawn)]

@@ -77,7 +77,7 @@ def command(
     profile.save(out)
     kept.unlink()
     cost = profile.cost
-    seen = parts.seen(grid=profile.grid, widths=profile.widths)
+    seen = parts.seen(profile.view)
     prices = {part.name: cost.price(part.name, 1.0) for part in seen.parts}
     if as_json:
         told = {
@@ -92,8 +92,7 @@ def command(
             "loss": cost.loss,
             "fidelity": profile.fidelity.to_json() if profile.fidelity else None,
             "power": profile.power.to_json() if profile.power else None,
-            "grid": profile.grid,
-            "widths": profile.widths,
+            "view": profile.view.to_json(),
             "prices_ms": prices,
             "seconds": profile.seconds,
             "failures": dict(profile.failures),
@@ -125,8 +124,8 @@ def command(
         )
     if profile.power is not None:
         typer.echo(f"the whole network {profile.power.explain()}")
-    if profile.grid > 1:
-        typer.echo(f"its kernels work on {profile.grid} channels at a time: widths between multiples cost the next one")
+    if (grid := profile.view.grid) > 1:
+        typer.echo(f"its kernels work on {grid} channels at a time: widths between multiples cost the next one")
     if profile.conditions.get("disturbed") == "busy":  # short timings are noisy by design, and the bound allows for it
         typer.echo(explain(profile.conditions))
     typer.echo(f"calibrated in {profile.seconds:.0f} s; profile: {out}")

@@ -154,8 +154,7 @@ def calibrate(
         cost=calibrated.cost,
         fidelity=calibrated.fidelity,
         power=power,
-        grid=calibrated.parts.grid,
-        widths=calibrated.parts.widths,
+        view=calibrated.parts.view,
         seed=seed,
         seconds=time.perf_counter() - began,
         machine=machine(),
@@ -220,7 +219,7 @@ def fit_samples(
     """Chooses the view and the options, bounds with the samples ``bounding`` names and fits to the others."""
     sizes, measured = _chosen(drawn, swept, set(swept.samples) - set(bounding))
     sizes, measured = [{}, *sizes], [whole_sample(parts, swept), *measured]
-    parts = choose_view(parts, sizes, measured, widths=not sweeps).parts
+    parts = choose_view(parts, sizes, measured).parts
     to_fit = resee(parts, sizes, measured)
     to_bound = resee(parts, *_chosen(drawn, swept, bounding))
     options = choose_options(to_fit, parts.signature_of, launches=loss == "least_squares" and not sweeps)
@@ -256,7 +255,7 @@ def carry_over(
     Raises:
         CostError: the profile is of a network with other parts.
     """
-    parts = parts.seen(grid=like.grid, widths=like.widths)
+    parts = parts.seen(like.view)
     if parts.signature_of != dict(like.cost.law.signature_of):
         raise CostError(f"the profile is of {like.model}, whose parts are not this network's; calibrate without it")
     sizes, measured = _chosen(drawn, swept, set(swept.samples) - set(bounding))

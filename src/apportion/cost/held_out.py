@@ -78,7 +78,7 @@ def measure_held_out(
         raise CostError(f"the profile's model comes from the factory {profile.model!r}; confirm it with --model")
     shape = profile.shape
     network = load(profile.model, batch=shape.batch, tokens=shape.tokens, seed=shape.seed, size=shape.size)
-    parts = Parts.of(network, Partition.of(network)).seen(grid=profile.grid, widths=profile.widths)
+    parts = Parts.of(network, Partition.of(network)).seen(profile.view)
     if parts.signature_of != dict(profile.cost.law.signature_of):
         raise CostError(f"{profile.model} has other parts than when the profile was made; calibrate again")
     drawn = draw_many(parts, count, seed)

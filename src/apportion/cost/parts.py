@@ -4,24 +4,43 @@ A part is an attention module with its projections, one linear or convolution la
 beyond its layers. A layer's share is the product of the shares of its input and output channels; a part of a skipped
 block has none. Parts of the same shape have the same signature and one curve.
 
-How sizes become shares is a view that fits the target: kernels that work on 16 channels at a time do the work of the
-next multiple of 16 (``grid``), and where activations and norms are not fused into the layers before them, the width of
-every module has a price of its own (``widths``). ``view.py`` chooses by cross-validation.
+How sizes become shares is a view that fits the target: kernels that write 16 channels at a time do the work of the next
+multiple of 16 (``grid``, and ``grid_in`` for the channels that they read), and where activations and norms are not
+fused into the layers before them, what all layers write has a price of its own. ``view.py`` chooses by
+cross-validation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from apportion.device.meters import flops_by_part
 from apportion.models.channels import layer_kind, num_channels
+from apportion.models.factored import dense_numbers
 from apportion.models.network import Network
 from apportion.models.partition import Partition
 
 BLOCK = "block:"
-WIDTH = "width:"
+WRITTEN = "all:activations"
+
+
+@dataclass(frozen=True)
+class View:
+    """How sizes are seen: channels count in multiples, and activations are priced or not."""
+
+    grid: int = 1
+    grid_in: int = 1
+    activations: bool = False
+
+    def to_json(self) -> dict[str, int | bool]:
+        return {"grid": self.grid, "grid_in": self.grid_in, "activations": self.activations}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> View:
+        return cls(max(1, int(fields["grid"])), max(1, int(fields["grid_in"])), bool(fields["activations"]))
 
 
 @dataclass(frozen=True)
@@ -37,12 +56,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """All priced parts of a network, with the partition whose slices they follow."""
+    """All priced parts of a network, with the partition whose slices they follow and the view they are seen under.
+
+    ``written`` holds the numbers that every layer writes when whole.
+    """
 
     parts: tuple[Part, ...]
     partition: Partition
-    grid: int = 1
-    spare: tuple[Part, ...] = ()  # the widths, while they are not priced
+    written: Mapping[str, float]
+    view: View = View()
 
     @classmethod
     def of(cls, network: Network, partition: Partition) -> Parts:
@@ -74,33 +96,31 @@ class Parts:
             for name, _ in module.blocks:
                 kind = type(network.module.get_submodule(name)).__name__
                 parts.append(Part(BLOCK + name, f"block {kind} {flops.get(name, 0):g}", 0.0, 0, (name,)))
-        widths = []
-        for module in partition:
-            makers = [member.layer for member in module.members if member.side == "out"]
-            if module.kind != "heads" and makers:
-                inside = tuple(block for block in blocks if makers[0].startswith(f"{block}."))
-                signature = f"width {module.num_units} {flops.get(makers[0], 0):g}"
-                widths.append(Part(WIDTH + module.name, signature, 0.0, 0, inside))
-        return cls(tuple(parts), partition, spare=tuple(widths))
+        written = {}
+        for made in parts:
+            if made.name in layers:
+                layer = network.module.get_submodule(made.name)
+                written[made.name] = made.flops * num_channels(layer, "out") / dense_numbers(layer)
+        return cls(tuple(parts), partition, written)
 
-    def seen(self, *, grid: int = 1, widths: bool = False) -> Parts:
-        """The same network under another view: channels count in multiples of ``grid``, widths are priced or not."""
-        plain = tuple(part for part in self.parts if not part.name.startswith(WIDTH))
-        spare = (*self.spare, *(part for part in self.parts if part.name.startswith(WIDTH)))
-        if widths:
-            return Parts((*plain, *spare), self.partition, grid)
-        return Parts(plain, self.partition, grid, spare)
-
-    @property
-    def widths(self) -> bool:
-        return any(part.name.startswith(WIDTH) for part in self.parts)
+    def seen(self, view: View) -> Parts:
+        """The same network under another view."""
+        parts = tuple(part for part in self.parts if part.name != WRITTEN)
+        if view.activations:
+            parts = (*parts, Part(WRITTEN, "activations", 0.0, 0, ()))
+        return replace(self, parts=parts, view=view)
 
     @property
     def signature_of(self) -> dict[str, str]:
         return {part.name: part.signature for part in self.parts}
 
-    def shares(self, keep: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
-        """The share of its work that every part is left with when the units named are kept; others are whole."""
+    def shares(
+        self, keep: Mapping[str, tuple[int, ...]], tokens: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """The share of its work that every part is left with when the units named are kept; others are whole.
+
+        ``tokens`` is the share of them that enters a block, where fewer do.
+        """
         kept = {name: set(units) for name, units in keep.items()}
         skipped = {
             name
@@ -119,21 +139,30 @@ class Parts:
                 gone.setdefault((member.layer, member.side), set()).update(lost)
                 width[member.layer, member.side] = len(member.units)
         sides: dict[str, list[float]] = {}
+        left = dict.fromkeys(self.written, 1.0)
         for (layer, side), lost in gone.items():
-            sides.setdefault(layer, []).append(self._rounded(width[layer, side] - len(lost), width[layer, side]))
-        num_units = {module.name: module.num_units for module in self.partition}
+            share = self._rounded(width[layer, side] - len(lost), width[layer, side], side)
+            sides.setdefault(layer, []).append(share)
+            if side == "out" and layer in left:
+                left[layer] = share
         shares = {}
         for part in self.parts:
-            if skipped.intersection(part.blocks):
-                shares[part.name] = 0.0
-            elif part.name in heads:
-                shares[part.name] = heads[part.name]
-            elif part.name.startswith(WIDTH):
-                units = num_units[part.name.removeprefix(WIDTH)]
-                shares[part.name] = len(kept.get(part.name.removeprefix(WIDTH), range(units))) / units
-            else:
-                shares[part.name] = math.prod(sides.get(part.name, ()))
+            share = heads[part.name] if part.name in heads else math.prod(sides.get(part.name, ()))
+            seen = 0.0 if skipped.intersection(part.blocks) else _entering(part.name, tokens or {})
+            shares[part.name] = share * seen
+            if part.name in left:
+                left[part.name] *= seen
+        if self.view.activations:
+            total = math.fsum(self.written.values())
+            shares[WRITTEN] = math.fsum(self.written[name] * left[name] for name in left) / total if total else 1.0
         return shares
 
-    def _rounded(self, num_kept: int, width: int) -> float:
-        return min(width, -(-num_kept // self.grid) * self.grid) / width
+    def _rounded(self, num_kept: int, width: int, side: str) -> float:
+        grid = self.view.grid if side == "out" else self.view.grid_in
+        return min(width, -(-num_kept // grid) * grid) / width
+
+
+def _entering(name: str, tokens: Mapping[str, float]) -> float:
+    return math.prod(
+        share for block, share in tokens.items() if name.removeprefix(BLOCK) == block or name.startswith(f"{block}.")
+    )

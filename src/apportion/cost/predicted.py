@@ -8,7 +8,7 @@ from torch import nn
 
 from apportion.core.meter import Reading
 from apportion.cost.model import CostModel
-from apportion.cost.parts import BLOCK, Parts
+from apportion.cost.parts import Parts
 from apportion.device.meters import flops_by_part
 from apportion.models.factored import dense_numbers, work_shares
 from apportion.models.network import Network
@@ -44,17 +44,14 @@ class PredictedLatency:
 
     def shares(self, model: Network) -> dict[str, float]:
         """The share of its work that slicing, factoring and merging tokens left every part."""
-        shares = self.parts.shares(self.parts.partition.kept_in(model))
+        entering = {block: left / of for block, (left, of) in model.edits.tokens.items()}
+        shares = self.parts.shares(self.parts.partition.kept_in(model), entering)
         factored = work_shares(model.module)
         for name, layers in self._layers().items() if factored else ():
             whole = {layer: dense_numbers(part) for layer in layers if (part := _find(model.module, layer)) is not None}
             left = sum(numbers * min(1.0, factored.get(layer, 1.0)) for layer, numbers in whole.items())
             if whole:
                 shares[name] *= left / sum(whole.values())
-        for block, (entering, of) in model.edits.tokens.items():
-            for name in shares:
-                if name.removeprefix(BLOCK) == block or name.startswith(f"{block}."):
-                    shares[name] *= entering / of
         return shares
 
     def _layers(self) -> dict[str, list[str]]:

@@ -12,20 +12,21 @@ from typing import Any
 from apportion.core.meter import Reading
 from apportion.cost.distortion import Fidelity
 from apportion.cost.model import CostModel
+from apportion.cost.parts import View
 from apportion.cost.sample import CostError
 from apportion.device.measure import Shape
 from apportion.device.power import PowerCurve
 from apportion.device.target import Target, machine
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """What a calibration leaves: ``cost`` predicts and bounds, ``baseline`` and ``floor_ms`` were measured.
 
-    ``grid`` and ``widths`` are the view under which ``cost`` sees sizes (``Parts.seen``). ``fidelity`` is None in older
-    profiles and where a correction made it untrue. ``power`` was read where the machine had an energy counter.
+    ``view`` is how ``cost`` sees sizes (``Parts.seen``). ``fidelity`` is None where a correction made it untrue.
+    ``power`` was read where the machine had an energy counter.
     """
 
     model: str
@@ -34,8 +35,7 @@ class Profile:
     baseline: Reading
     floor_ms: float | None
     cost: CostModel
-    grid: int
-    widths: bool
+    view: View
     seed: int
     seconds: float
     machine: Mapping[str, object]
@@ -63,8 +63,7 @@ class Profile:
             "baseline": self.baseline.to_json(),
             "floor_ms": self.floor_ms,
             "cost": self.cost.to_json(),
-            "grid": self.grid,
-            "widths": self.widths,
+            "view": self.view.to_json(),
             "seed": self.seed,
             "seconds": self.seconds,
             "machine": dict(self.machine),
@@ -97,8 +96,7 @@ class Profile:
                 baseline=Reading.from_json(fields["baseline"]),
                 floor_ms=None if fields["floor_ms"] is None else float(fields["floor_ms"]),
                 cost=CostModel.from_json(fields["cost"]),
-                grid=max(1, int(fields["grid"])),
-                widths=bool(fields["widths"]),
+                view=View.from_json(fields["view"]),
                 seed=int(fields["seed"]),
                 seconds=float(fields["seconds"]),
                 machine=dict(fields["machine"]),

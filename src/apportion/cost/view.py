@@ -1,4 +1,4 @@
-"""Choosing how sizes are seen: the grid of channels that kernels work on, whether widths have a price, and the law."""
+"""Choosing how sizes are seen: the channels that kernels work on, whether activations have a price, and the law."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from scipy.optimize import nnls
 from apportion.cost.draw import Sizes
 from apportion.cost.fit import KNOTS, FitOptions
 from apportion.cost.launches import fit_launches
-from apportion.cost.parts import Parts
+from apportion.cost.parts import Parts, View
 from apportion.cost.sample import Sample
 
-GRIDS = (1, 8, 16, 32, 64)
+GRIDS = (8, 16, 32, 64)
+VIEWS = tuple(
+    View(grid, grid_in, activations)
+    for activations in (False, True)
+    for grid, grid_in in ((1, 1), *((grid, read) for grid in GRIDS for read in (1, grid)))
+)
 RIDGES = (1e-6, 1e-4, 1e-3)
 NUM_FOLDS = 8
 CLEARLY = 0.9  # a view or a floor stays under this share of the simpler one's error
@@ -31,7 +36,7 @@ class Viewed:
     """The parts under the chosen view, and the cross-validated error of every view that was tried."""
 
     parts: Parts
-    error_of: Mapping[tuple[int, bool], float]
+    error_of: Mapping[View, float]
 
 
 def resee(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample]) -> list[Sample]:
@@ -42,25 +47,23 @@ def resee(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample]) -> li
     ]
 
 
-def choose_view(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample], *, widths: bool = True) -> Viewed:
+def choose_view(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample]) -> Viewed:
     """The view whose linear law predicts left-out samples best; the plain one unless another is clearly better.
 
     Every view is judged by the root mean square over samples, outliers clipped, of the relative error that a
     non-negative least-squares fit to the other folds makes. A view replaces a simpler one only where it lowers that
-    error by a tenth. Without ``widths`` only grids are tried: a module moved alone moves its width and its layers
-    alike, which tells no price of one from the other.
+    error by a tenth.
     """
     latency_N = np.array([sample.latency_ms for sample in samples])
-    errors: dict[tuple[int, bool], float] = {}
-    for priced, grid in product((False, True) if widths else (False,), GRIDS):
-        seen = parts.seen(grid=grid, widths=priced)
-        design = _design(seen, resee(seen, sizes, samples))
-        errors[grid, priced] = _cross_validate(design, latency_N)
-    best = (1, False)
-    for view, error in errors.items():
-        if error < CLEARLY * errors[best]:
+    errors: dict[View, float] = {}
+    for view in VIEWS:
+        seen = parts.seen(view)
+        errors[view] = _cross_validate(_design(seen, resee(seen, sizes, samples)), latency_N)
+    best = VIEWS[0]
+    for view in VIEWS:
+        if errors[view] < CLEARLY * errors[best]:
             best = view
-    return Viewed(parts.seen(grid=best[0], widths=best[1]), errors)
+    return Viewed(parts.seen(best), errors)
 
 
 def choose_options(samples: Sequence[Sample], signature_of: Mapping[str, str], *, launches: bool = False) -> FitOptions:

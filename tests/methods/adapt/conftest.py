@@ -12,7 +12,7 @@ from apportion.cost.bound import UpperBound
 from apportion.cost.curve import Curve
 from apportion.cost.law import AdditiveLaw
 from apportion.cost.model import CostModel
-from apportion.cost.parts import Parts
+from apportion.cost.parts import WRITTEN, Parts, View
 from apportion.cost.profile import Profile
 from apportion.device.measure import Shape as InputShape
 from apportion.device.target import find_target
@@ -23,6 +23,8 @@ from apportion.models.network import Network, Origin
 from apportion.models.partition import Partition
 from apportion.tasks.domain import Domain
 from apportion.tasks.episode import Sampler, Shape
+
+PLAIN = View()
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,18 @@ class Tiny:
 
 
 def profile_of(
-    parts: Parts, target: str, *, heads: float = 1.0, all_ms: float = 8.0, quantile: float = 0.05
+    parts: Parts, target: str, *, heads: float = 1.0, all_ms: float = 8.0, quantile: float = 0.05, view: View = PLAIN
 ) -> Profile:
-    """A profile whose law is known: every part costs its operations, attention ``heads`` times as much."""
+    """A profile whose law is known: every part costs its operations, attention ``heads`` times as much.
+
+    Activations, where ``view`` prices them, cost a quarter of all.
+    """
+    parts = parts.seen(view)
     total = sum(part.flops for part in parts.parts)
     curves = {}
     for part in parts.parts:
         slope = all_ms * part.flops / total * (heads if part.signature.startswith("heads") else 1.0)
-        curves[part.signature] = Curve(0.02, (1.0,), (slope,))
+        curves[part.signature] = Curve(0.02, (1.0,), (all_ms / 4 if part.name == WRITTEN else slope,))
     law = AdditiveLaw(0.5, curves, parts.signature_of)
     cost = CostModel(law, bound=UpperBound(0.05, (quantile,), (30,)))
     whole = cost.predict(dict.fromkeys(parts.signature_of, 1.0))
@@ -60,8 +66,7 @@ def profile_of(
         baseline=Reading(value=whole, unit="ms"),
         floor_ms=None,
         cost=cost,
-        grid=1,
-        widths=False,
+        view=view,
         seed=0,
         seconds=0.0,
         machine={},

@@ -8,6 +8,7 @@ import torch
 from tests.methods.adapt.conftest import profile_of
 
 from apportion.cost.launches import Launches
+from apportion.cost.parts import View
 from apportion.cost.sample import CostError
 from apportion.methods.adapt.clock import Clock, spread_start
 
@@ -18,19 +19,18 @@ def some_sizes(tiny, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("grid", [1, 16])
-def test_shares_of_real_sizes_are_those_of_the_parts(tiny, seed, grid):
-    from dataclasses import replace
-
-    profile = replace(profile_of(tiny.parts, "ort-cpu-1t"), grid=grid)
+@pytest.mark.parametrize("view", [View(), View(16), View(32, 16), View(activations=True), View(16, 16, True)])
+def test_shares_of_real_sizes_are_those_of_the_parts(tiny, seed, view):
+    profile = profile_of(tiny.parts, "ort-cpu-1t", view=view)
     clock = Clock.of(profile, tiny.parts)
     sizes = some_sizes(tiny, seed)
-    expected = tiny.parts.seen(grid=grid).shares(tiny.partition.keep(sizes))
+    parts = tiny.parts.seen(view)
+    expected = parts.shares(tiny.partition.keep(sizes))
     found = profile.cost.predict(expected)
     assert clock.predict_ms(sizes) == pytest.approx(found, rel=1e-6)
-    if grid == 1:
+    if view.grid == view.grid_in == 1:
         fraction_L = torch.tensor([sizes[m.name] / m.num_units for m in tiny.partition])
-        relaxed = dict(zip((p.name for p in tiny.parts.parts), clock.shares(fraction_L).tolist(), strict=True))
+        relaxed = dict(zip((p.name for p in parts.parts), clock.shares(fraction_L).tolist(), strict=True))
         assert relaxed == pytest.approx(expected, abs=1e-6)
 
 
@@ -54,8 +54,6 @@ def test_prices_follow_the_device(tiny):
 
 
 def test_a_profile_of_another_network_is_refused(tiny):
-    from dataclasses import replace
-
     law = tiny.clocks[0].profile.cost.law
     other = replace(law, signature_of={**law.signature_of, "more": next(iter(law.curves))})
     profile = tiny.clocks[0].profile

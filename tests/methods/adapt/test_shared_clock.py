@@ -15,6 +15,7 @@ from apportion.cost.calibrate import bounding_among
 from apportion.cost.curve import Curve
 from apportion.cost.law import AdditiveLaw
 from apportion.cost.model import CostModel
+from apportion.cost.parts import View
 from apportion.cost.profile import Profile
 from apportion.cost.sample import CostError, Sample
 from apportion.cost.sweep import WHOLE, Swept
@@ -59,7 +60,7 @@ def clock(tiny, groups, law):
 def profile_with(tiny, cost):
     return Profile(
         model="tiny", target=find_target("torch-cpu-1t"), shape=Shape(), baseline=Reading(value=BACKBONE_MS, unit="ms"),
-        floor_ms=BACKBONE_MS, cost=cost, grid=1, widths=False, seed=0, seconds=0.0, machine={}, failures={},
+        floor_ms=BACKBONE_MS, cost=cost, view=View(), seed=0, seconds=0.0, machine={}, failures={},
     )  # fmt: skip
 
 

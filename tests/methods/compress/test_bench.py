@@ -11,6 +11,7 @@ import torch
 from tests.methods.compress.test_repair import examples_of
 from tests.models import zoo
 
+from apportion.cost.parts import View
 from apportion.device.measure import Session, Shape, Timing
 from apportion.device.store import Store
 from apportion.device.target import find_target
@@ -129,10 +130,10 @@ def test_both_halves_are_kept_so_that_a_resumed_run_measures_neither_again(tmp_p
 )
 def test_a_profile_of_another_instruction_cap_or_size_is_refused(monkeypatch, isa, size, told):
     plain = find_target("openvino-int8-cpu-1t")
-    profile = SimpleNamespace(target=plain.with_isa(isa), shape=Shape(size=size), grid=1, widths=False)
+    profile = SimpleNamespace(target=plain.with_isa(isa), shape=Shape(size=size), view=View())
     monkeypatch.setattr(bench.Profile, "load", lambda path: profile)
     stand = SimpleNamespace(config=SimpleNamespace(profile="p.json"), target=plain, shape=Shape())
-    parts = SimpleNamespace(seen=lambda **_: None)
+    parts = SimpleNamespace(seen=lambda _: None)
     with pytest.raises(BudgetError, match=told):
         Bench.known(stand, None, parts)
 

@@ -1,19 +1,19 @@
 """The clock of one device as training sees it: latency of relaxed sizes with gradients, bounds of real ones without.
 
-Shape letters: L modules, P priced parts, F factors of a part's share.
+Shape letters: L modules, P priced parts with work of their own, F factors of a part's share, S sides that are written.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from apportion.cost.bound import num_needed
-from apportion.cost.parts import WIDTH, Parts
+from apportion.cost.parts import WRITTEN, Part, Parts
 from apportion.cost.profile import Profile
 from apportion.cost.sample import CostError
 
@@ -22,46 +22,82 @@ BLOCKS_GIVE = 1 / 3  # of what is given in all, in the logarithm; widths give th
 
 
 @dataclass(frozen=True)
-class Clock:
-    """A profile over the parts it prices; budgets are shares ``rho`` of ``whole_ms``."""
+class Factors:
+    """Shares as products: of a line in the fraction of a module for each factor, and of the gate of a block.
 
-    profile: Profile
-    parts: Parts
+    ``width_PF`` counts the channels of a factor, 0 where they come in no multiples, and ``grid_PF`` is their multiple.
+    """
+
     module_PF: Tensor
     offset_PF: Tensor
     slope_PF: Tensor
     width_PF: Tensor
+    grid_PF: Tensor
     block_P: Tensor
 
     @classmethod
-    def of(cls, profile: Profile, parts: Parts) -> Clock:
-        parts = parts.seen(grid=profile.grid, widths=profile.widths)
-        if parts.signature_of != dict(profile.cost.law.signature_of):
-            raise CostError(f"the profile of {profile.model} prices other parts than this network has; calibrate again")
+    def of(cls, parts: Parts, wanted: Mapping[str, Part], sides: Collection[str]) -> Factors:
+        """What makes the shares of these parts, by the sides named alone."""
         place = {module.name: index for index, module in enumerate(parts.partition)}
-        factors: dict[str, list[tuple[int, float, float, int]]] = {part.name: [] for part in parts.parts}
+        rows: dict[str, list[tuple[int, float, float, int, int]]] = {name: [] for name in wanted}
         for module in parts.partition:
             if module.kind == "heads":
-                factors[module.name].append((place[module.name], 0.0, 1.0, 0))
+                if module.name in rows:
+                    rows[module.name].append((place[module.name], 0.0, 1.0, 0, 1))
                 continue
-            if f"{WIDTH}{module.name}" in factors:
-                factors[f"{WIDTH}{module.name}"].append((place[module.name], 0.0, 1.0, 0))
             for member in module.members:
-                if member.layer in factors:
+                if member.layer in rows and member.side in sides:
                     share = sum(unit >= 0 for unit in member.units) / len(member.units)
-                    factors[member.layer].append((place[module.name], 1.0 - share, share, len(member.units)))
-        most = max(map(len, factors.values()))
-        padded = [rows + [(0, 1.0, 0.0, 0)] * (most - len(rows)) for rows in factors.values()]
+                    grid = parts.view.grid if member.side == "out" else parts.view.grid_in
+                    rows[member.layer].append((place[module.name], 1.0 - share, share, len(member.units), grid))
+        most = max(map(len, rows.values()), default=0)
+        padded = [row + [(0, 1.0, 0.0, 0, 1)] * (most - len(row)) for row in rows.values()]
         blocks = _block_units(parts)
-        held = [part.blocks[-1] if part.blocks else None for part in parts.parts]
+        held = [part.blocks[-1] if part.blocks else None for part in wanted.values()]
+        module_PF, offset_PF, slope_PF, width_PF, grid_PF = (
+            torch.tensor([[one[column] for one in row] for row in padded]) for column in range(5)
+        )
+        block_P = torch.tensor([blocks.get(name, len(blocks)) if name else len(blocks) for name in held])
+        return cls(module_PF, offset_PF, slope_PF, width_PF, grid_PF, block_P)
+
+    def share(self, fraction_L: Tensor, gate_B: Tensor, *, on_grid: bool) -> Tensor:
+        """The shares of fractions, shape (P,): relaxed ones with gradients, or on the grid, where channels count."""
+        factor_PF = self.offset_PF + self.slope_PF * fraction_L[self.module_PF]
+        if on_grid:
+            kept_PF = (factor_PF * self.width_PF).round()
+            rounded_PF = torch.minimum((kept_PF / self.grid_PF).ceil() * self.grid_PF, self.width_PF)
+            factor_PF = torch.where(self.width_PF > 0, rounded_PF / self.width_PF.clamp_min(1), factor_PF)
+        return factor_PF.prod(1) * gate_B[self.block_P]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A profile over the parts it prices; budgets are shares ``rho`` of ``whole_ms``.
+
+    ``worked`` says how sizes become the shares of parts, and ``written`` how they become the shares of its activations
+    that every layer writes, where these have a price; ``weight_S`` is what each has of them all.
+    """
+
+    profile: Profile
+    parts: Parts
+    worked: Factors
+    written: Factors | None
+    weight_S: Tensor
+
+    @classmethod
+    def of(cls, profile: Profile, parts: Parts) -> Clock:
+        parts = parts.seen(profile.view)
+        if parts.signature_of != dict(profile.cost.law.signature_of):
+            raise CostError(f"the profile of {profile.model} prices other parts than this network has; calibrate again")
+        worked = {part.name: part for part in parts.parts if part.name != WRITTEN}
+        written = {name: part for name, part in worked.items() if name in parts.written}
+        weight_S = torch.tensor([parts.written[name] for name in written])
         return cls(
             profile,
             parts,
-            torch.tensor([[row[0] for row in rows] for rows in padded]),
-            torch.tensor([[row[1] for row in rows] for rows in padded]),
-            torch.tensor([[row[2] for row in rows] for rows in padded]),
-            torch.tensor([[row[3] for row in rows] for rows in padded]),
-            torch.tensor([blocks.get(name, len(blocks)) if name else len(blocks) for name in held]),
+            Factors.of(parts, worked, ("in", "out")),
+            Factors.of(parts, written, ("out",)) if parts.view.activations else None,
+            weight_S / weight_S.sum(),
         )
 
     @property
@@ -107,8 +143,15 @@ class Clock:
 
     def shares(self, fraction_L: Tensor) -> Tensor:
         """The share of its work that relaxed fractions leave every part, shape (P,)."""
-        factor_PF = self.offset_PF + self.slope_PF * fraction_L[self.module_PF]
-        return factor_PF.prod(1) * self._block_gates(fraction_L)[self.block_P]
+        return self._shares(fraction_L)
+
+    def _shares(self, fraction_L: Tensor, *, on_grid: bool = False) -> Tensor:
+        gate_B = self._block_gates(fraction_L)
+        share_P = self.worked.share(fraction_L, gate_B, on_grid=on_grid)
+        if self.written is None:
+            return share_P
+        share_S = self.written.share(fraction_L, gate_B, on_grid=on_grid)
+        return torch.cat([share_P, (self.weight_S.to(share_S) @ share_S)[None]])  # activations are the last part
 
     def _block_gates(self, fraction_L: Tensor) -> Tensor:
         """The keep gate of every block, and a one for parts outside of blocks."""
@@ -135,12 +178,7 @@ class Clock:
         """``Parts.shares`` of sizes, from the tables here, since solvers ask often."""
         modules = self.parts.partition
         fraction_L = torch.tensor([sizes.get(m.name, m.num_units) / m.num_units for m in modules], dtype=torch.float64)
-        factor_PF = self.offset_PF + self.slope_PF * fraction_L[self.module_PF]
-        if self.parts.grid > 1:
-            kept_PF = (factor_PF * self.width_PF).round()
-            rounded_PF = torch.minimum((kept_PF / self.parts.grid).ceil() * self.parts.grid, self.width_PF)
-            factor_PF = torch.where(self.width_PF > 0, rounded_PF / self.width_PF.clamp_min(1), factor_PF)
-        share_P = factor_PF.prod(1) * self._block_gates(fraction_L)[self.block_P]
+        share_P = self._shares(fraction_L, on_grid=True)
         names = (part.name for part in self.parts.parts)
         return dict(zip(names, share_P.clamp(0, 1).tolist(), strict=True))
 

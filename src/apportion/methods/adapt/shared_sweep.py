@@ -25,6 +25,7 @@ from apportion.core.meter import Reading
 from apportion.cost.bound import UpperBound, num_needed
 from apportion.cost.calibrate import ALPHA, bounding_among
 from apportion.cost.model import CostModel
+from apportion.cost.parts import View
 from apportion.cost.profile import Profile
 from apportion.cost.sample import CostError, Sample
 from apportion.cost.sweep import WHOLE, Swept, shared_error
@@ -86,8 +87,7 @@ def calibrate_shared(
             baseline=swept.baseline,
             floor_ms=swept.samples[len(anchors) - 2].latency_ms,
             cost=cost,
-            grid=1,
-            widths=False,
+            view=View(),
             seed=seed,
             seconds=time.perf_counter() - began,
             machine=machine(),

@@ -100,7 +100,7 @@ class Bench:
         """The cost model of the profile that the run was given, with the parts under its view."""
         assert self.config.profile is not None
         profile = Profile.load(Path(self.config.profile))
-        parts = parts.seen(grid=profile.grid, widths=profile.widths)
+        parts = parts.seen(profile.view)
         if profile.target.identity != self.target.identity or profile.shape != self.shape:
             where = f"{profile.target.identity}, {profile.shape.explain()}"
             here = f"{self.target.identity}, {self.shape.explain()}"

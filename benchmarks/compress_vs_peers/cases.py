@@ -19,7 +19,7 @@ from apportion.tasks.domains.intents import rows_of
 from apportion.tasks.quality import Accuracy
 
 WORK = Path("build/compress_vs_peers")
-NUM_TEXTS = 1000
+NUM_TEXTS = 2000
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,11 @@ def _intents_table(path: Path) -> Path:
 
 
 def _test_texts(network: Network, data: str) -> Examples:
-    """The first ``NUM_TEXTS`` of every second test row, so that all intents are among them; numbered as in the data."""
+    """``NUM_TEXTS`` test rows, evenly spaced so that all intents are among them; numbered as in the data."""
     rows = list(dict.fromkeys((text, label) for split, label, text in rows_of("banking77") if split == "test"))
     classes = load_domain(data).classes
-    rows = rows[:: max(1, len(rows) // NUM_TEXTS)][:NUM_TEXTS]
+    num_texts = min(NUM_TEXTS, len(rows))
+    rows = [rows[place * len(rows) // num_texts] for place in range(num_texts)]
     rows.sort(key=lambda row: len(row[0]))
     tokenizer = transformers.AutoTokenizer.from_pretrained(network.origin.folder, local_files_only=True)
     batches = []

@@ -136,6 +136,10 @@ def test_images_of_another_size_are_what_the_model_is_priced_at(name, folders):
     assert larger.inputs["pixel_values"].std() == pytest.approx(1.0, abs=0.1)
 
 
+def test_images_need_not_be_square(folders):
+    assert load(str(folders("resnet-basic")), size="24x40").inputs["pixel_values"].shape == (1, 3, 24, 40)
+
+
 def test_convolutions_over_images_of_twice_the_side_take_four_times_the_operations():
     flops = [flops_by_part(load("tests.factories:small_cnn", size=size))["stem"] for size in (None, 16, 32)]
     assert flops == [flops[0], flops[0], 4 * flops[0]]
@@ -153,11 +157,10 @@ def test_a_cut_model_takes_the_size_that_it_is_loaded_at(tmp_path):
 @pytest.mark.parametrize(
     ("name", "size", "words"),
     [
-        ("vit", 48, ("48 pixels", "doesn't match model", "its own are 32x32", "give no --size")),
+        ("vit", 48, ("48x48 pixels", "doesn't match model", "its own are 32x32", "give no --size")),
+        ("vit", "32x48", ("32x48 pixels", "doesn't match model", "its own are 32x32", "give no --size")),
         ("bert", 48, ("takes input_ids", "no images", "give no --size")),
-        ("resnet-basic", 0, ("images of 0 pixels", "from 1 to")),
-        ("resnet-basic", 50_000, ("images of 50000 pixels", "from 1 to")),
-        ("resnet-basic", -3, ("images of -3 pixels", "from 1 to")),
+        *(("resnet-basic", size, (f"size {size} were", "from 1 to")) for size in (0, 50_000, -3, "32x0", "x", "2x3x4")),
     ],
 )
 def test_a_size_that_the_model_does_not_take_is_refused_with_its_own(name, size, words, folders):

@@ -75,7 +75,8 @@ def test_a_model_that_there_is_not_is_refused_in_one_line(told):
     ("model", "size", "part"),
     [
         ("vit-64", 96, "its own are 64x64"),
-        (CNN, 0, "--size from 1 to 8192"),
+        (CNN, 0, "sides from 1 to 8192"),
+        (CNN, "8by9", "such as 96 or"),
         ("tests.factories:small_linear", 16, "no images"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from apportion.cli.options import ImageSize
 from apportion.errors import Exit
 
 HELP = """Measure slices of MODEL on a target and fit the cost model that predicts and bounds all others.
@@ -27,7 +28,7 @@ def command(
     like: Annotated[Path | None, typer.Option(help="Profile on another target to carry over: 8 points do.")] = None,
     batch: Annotated[int, typer.Option(help="Examples per forward pass.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per example.")] = 64,
-    size: Annotated[int | None, typer.Option(help="Pixels of an image's side; default the model's own.")] = None,
+    size: ImageSize = None,
     loss: Annotated[str, typer.Option(help="What is fitted: least-squares, quantile or envelope.")] = "least-squares",
     tau: Annotated[float, typer.Option(help="The quantile of --loss quantile.")] = 0.9,
     sweeps: Annotated[bool, typer.Option("--sweeps", help="Fit to sweeps of one module at a time.")] = False,

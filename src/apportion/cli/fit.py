@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from apportion.cli.options import ImageSize
 from apportion.errors import Exit
 
 HELP = """Shrink MODEL until its measured cost meets the budget.
@@ -45,7 +46,7 @@ def command(
     repair_steps: Annotated[int, typer.Option(help="Steps of training at every rung; 0 for none.")] = 150,
     batch: Annotated[int, typer.Option(help="Examples per forward pass that latency is about.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per example that latency is about.")] = 64,
-    size: Annotated[int | None, typer.Option(help="Pixels of an image's side; default the model's own.")] = None,
+    size: ImageSize = None,
     seed: Annotated[int, typer.Option(help="Of data splits and example inputs.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from apportion.cli.options import ImageSize
 from apportion.errors import Exit
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def command(
     target: Annotated[str | None, typer.Option(help="Where to run; default torch-cpu-1t.")] = None,
     batch: Annotated[int, typer.Option(help="Examples per forward pass.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per example.")] = 64,
-    size: Annotated[int | None, typer.Option(help="Pixels of an image's side; default the model's own.")] = None,
+    size: ImageSize = None,
     power: Annotated[
         str | None, typer.Option(help="Watts, or a profile that holds them, to model energy by without a counter.")
     ] = None,

@@ -27,7 +27,7 @@ from apportion.models.network import Network
 from apportion.models.partition import Module, Partition
 
 CHEAPEST = "cheapest"
-MIN_FIT, MAX_FIT, PER_CURVE = 24, 48, 4
+MIN_FIT, MAX_FIT, PER_CURVE = 16, 48, 4
 NUM_CARRIED = 8
 PER_SWEEP = 5  # configurations of a module's sweep
 NUM_DRAWN = 10  # configurations of a quick calibration beside its anchors

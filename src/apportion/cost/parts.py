@@ -35,6 +35,11 @@ class View:
     grid_in: int = 1
     activations: bool = False
 
+    @property
+    def departures(self) -> int:
+        """In how many ways it differs from the plain view."""
+        return (self.grid > 1) + (self.grid_in > 1) + self.activations
+
     def to_json(self) -> dict[str, int | bool]:
         return {"grid": self.grid, "grid_in": self.grid_in, "activations": self.activations}
 

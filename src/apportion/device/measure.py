@@ -16,6 +16,7 @@ from apportion.device.conditions import conditions_of, merged
 from apportion.device.process import Failure, Limits, num_cores, ran_out, run_together
 from apportion.device.target import Target
 from apportion.errors import MeasureError
+from apportion.models.size import Size, explain_size
 from apportion.numerics.stats import mad, mean_stderr
 
 MANY_PROCESSES = 5
@@ -25,21 +26,21 @@ MEDIAN_FACTOR = 1.2533  # the standard error of a median over that of a mean, fo
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The inputs that a latency is about; ``size`` is the side of images, None the model's own."""
+    """The inputs that a latency is about; ``size`` is that of images, None the model's own."""
 
     batch: int = 1
     tokens: int = 64
     seed: int = 0
-    size: int | None = None
+    size: Size | None = None
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Size]:
         """Without a size that is the model's own: what was kept before there were sizes stays what it was."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def explain(self) -> str:
         """In words."""
-        sides = "" if self.size is None else f", images of {self.size} pixels a side"
-        return f"batch {self.batch}, {self.tokens} tokens{sides}"
+        images = "" if self.size is None else f", {explain_size(self.size)}"
+        return f"batch {self.batch}, {self.tokens} tokens{images}"
 
 
 @dataclass(frozen=True, kw_only=True)

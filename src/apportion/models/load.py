@@ -25,6 +25,7 @@ from apportion.models.hub import find_on_hub
 from apportion.models.network import Edits, Int8, Network, Origin, Readout, float_outputs, forward
 from apportion.models.registry import BUILT_IN, find_packaged
 from apportion.models.safefile import TensorInfo, read_header, read_json, refuse_pickle, weight_files
+from apportion.models.size import Size, sides_of
 from apportion.models.skip import skip_blocks
 from apportion.models.sparse import unpack, unpacked_headers
 from apportion.models.tokens import merge_tokens
@@ -34,7 +35,6 @@ CALIBRATION_FILE = "calibration.safetensors"
 FORMAT = 1
 for _noisy in ("torchao", "torch.utils._pytree"):  # where torchao is there, transformers loads it, and it talks
     logging.getLogger(_noisy).setLevel(logging.ERROR)
-MAX_SIZE = 8192  # pixels of a side, of which a few images still fit in memory
 _BLOAT = 4  # a config may describe at most this many times the numbers that the weights hold (tied weights, buffers)
 
 
@@ -44,7 +44,7 @@ def load(
     batch: int = 1,
     tokens: int = 64,
     seed: int = 0,
-    size: int | None = None,
+    size: Size | None = None,
     factory: str | None = None,
 ) -> Network:
     """Loads a model on the CPU in evaluation mode.
@@ -56,15 +56,15 @@ def load(
         batch: examples in the inputs that the model is traced and priced at.
         tokens: length of those inputs for text models.
         seed: of the example inputs.
-        size: side of those inputs for models of images, a factory's too; the model's own where it is None.
+        size: side of those inputs for models of images, a factory's too, or ``"HEIGHTxWIDTH"``; the model's own where
+            it is None.
         factory: the factory that a saved model came from; needed because code named in a file is never run.
     """
     if min(batch, tokens) < 1:
         raise ModelError(f"batch {batch} and tokens {tokens} must be at least 1")
-    if size is not None and not 1 <= size <= MAX_SIZE:
-        raise ModelError(f"images of {size} pixels a side were asked for; give a --size from 1 to {MAX_SIZE}")
+    sides = None if size is None else sides_of(size)
     network = _loaded(ref, batch, tokens, seed, factory)
-    return network if size is None else _at_size(network, size)
+    return network if sides is None else _at_size(network, sides)
 
 
 def _loaded(ref: str, batch: int, tokens: int, seed: int, factory: str | None) -> Network:
@@ -97,25 +97,25 @@ def is_factory(ref: str) -> bool:
     return ":" in ref and not ref.startswith(HUB) and not Path(ref).exists()
 
 
-def _at_size(network: Network, size: int) -> Network:
-    """The network with example images of another side, the nearest pixels of its own; tried once where it differs."""
+def _at_size(network: Network, sides: tuple[int, int]) -> Network:
+    """The network with example images of another size, the nearest pixels of its own; tried once where it differs."""
     images = {key: tensor for key, tensor in network.inputs.items() if tensor.dim() == 4 and tensor.is_floating_point()}
     if not images:
         takes = ", ".join(network.inputs)
-        raise ModelError(f"{network.origin.ref} takes {takes}, which are no images to give a side; give no --size")
+        raise ModelError(f"{network.origin.ref} takes {takes}, which are no images to give a size; give no --size")
     own = {tuple(tensor.shape[-2:]) for tensor in images.values()}
-    if own == {(size, size)}:
+    if own == {sides}:
         return network
     try:
         with torch.no_grad():
-            resized = {key: nn.functional.interpolate(tensor, size=(size, size)) for key, tensor in images.items()}
+            resized = {key: nn.functional.interpolate(tensor, size=sides) for key, tensor in images.items()}
         with torch.inference_mode():
             forward(network.module, {**network.inputs, **resized})
     except Exception as error:  # a network's own code may raise anything for a size that it does not take
-        sides = " and ".join(f"{height}x{width}" for height, width in sorted(own))
+        known = " and ".join(f"{height}x{width}" for height, width in sorted(own))
         raise ModelError(
-            f"{network.origin.ref} can't run on images of {size} pixels a side ({_first_line(error).rstrip('.')}); "
-            f"its own are {sides}: give no --size for them"
+            f"{network.origin.ref} can't run on images of {sides[0]}x{sides[1]} pixels "
+            f"({_first_line(error).rstrip('.')}); its own are {known}: give no --size for them"
         ) from None
     return network.replace(inputs={**network.inputs, **resized})
 

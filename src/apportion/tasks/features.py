@@ -155,7 +155,7 @@ def _image_features(network: Network, domain: Domain, rows: Rows, batch: int, up
 def image_inputs(network: Network, images: Sequence[NDArray[np.uint8]]) -> dict[str, Tensor]:
     """Images as the network takes them: its size, and its mean and deviation from ``preprocessor_config.json``."""
     settings = _preprocessing(network)
-    pixel_NHWC = torch.from_numpy(resize(images, settings["side"]).astype(np.float32)) * settings["rescale"]
+    pixel_NHWC = torch.from_numpy(resize(images, *settings["sides"]).astype(np.float32)) * settings["rescale"]
     pixel_NHWC = (pixel_NHWC - torch.tensor(settings["mean"])) / torch.tensor(settings["std"])
     return {settings["input"]: pixel_NHWC.permute(0, 3, 1, 2).contiguous()}
 
@@ -168,7 +168,7 @@ def _preprocessing(network: Network) -> dict[str, Any]:
     fields: dict[str, Any] = read_json(path) if path is not None and path.is_file() else {}
     return {
         "input": names[0],
-        "side": int(network.inputs[names[0]].shape[-1]),
+        "sides": tuple(network.inputs[names[0]].shape[-2:]),
         "rescale": float(fields.get("rescale_factor", 1 / 255)),
         "mean": [float(value) for value in fields.get("image_mean", (0.5, 0.5, 0.5))],
         "std": [float(value) for value in fields.get("image_std", (0.5, 0.5, 0.5))],

@@ -87,9 +87,9 @@ def pillow() -> Any:
         raise DataError("images need pillow; run: pip install 'apportion[tasks]'") from None
 
 
-def resize(images: Iterable[Image], side: int) -> NDArray[np.uint8]:
-    """Square copies (N, side, side, 3), stretched by bilinear interpolation with antialiasing."""
+def resize(images: Iterable[Image], height: int, width: int) -> NDArray[np.uint8]:
+    """Copies of one size (N, height, width, 3), stretched by bilinear interpolation with antialiasing."""
     library = pillow()
     return np.stack(
-        [np.asarray(library.fromarray(image).resize((side, side), library.Resampling.BILINEAR)) for image in images]
+        [np.asarray(library.fromarray(image).resize((width, height), library.Resampling.BILINEAR)) for image in images]
     )

@@ -28,7 +28,7 @@ def render_sheet(domain: Domain, episode: Episode, *, max_columns: int = 10) -> 
     for part, left in zip(parts, (0, widths[0] + 1), strict=True):
         for label in range(episode.ways):
             rows = part.row_N[part.label_N == label][:max_columns]
-            for column, tile in enumerate(resize([domain.content[int(row)] for row in rows], TILE)):
+            for column, tile in enumerate(resize([domain.content[int(row)] for row in rows], TILE, TILE)):
                 top, start = label * cell + GAP, (left + column) * cell + GAP
                 sheet[top : top + TILE, start : start + TILE] = tile
     file = io.BytesIO()

@@ -14,6 +14,7 @@ from pathlib import Path
 from apportion.core.folder import Folder, RunFolder
 from apportion.errors import ApportionError
 from apportion.methods.compress.rulenames import parse_rules
+from apportion.models.size import Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class FitConfig:
     seed: int = 0
     batch: int = 1
     tokens: int = 64
-    size: int | None = None
+    size: Size | None = None
     num_steps: int = 8
     max_steps: int = 2000
     processes: int = 6  # an even number: every other one opens the candidates in reverse

@@ -43,7 +43,7 @@ def command(
         ),
     ] = "prune,quantise,repair",
     rungs: Annotated[int, typer.Option(help="Models to leave on the way down to the budget, itself included.")] = 2,
-    repair_steps: Annotated[int, typer.Option(help="Steps of training at every rung; 0 for none.")] = 150,
+    repair_steps: Annotated[int, typer.Option(help="Steps of training for every rung; 0 for none.")] = 150,
     batch: Annotated[int, typer.Option(help="Examples per forward pass that latency is about.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per example that latency is about.")] = 64,
     size: ImageSize = None,

@@ -22,6 +22,7 @@ from apportion.methods.compress import verify as verification
 from apportion.methods.compress.bench import static_meters
 from apportion.methods.compress.export import PROGRAM, export
 from apportion.methods.compress.fit import fit
+from apportion.methods.compress.repair import Distil
 from apportion.methods.compress.rundir import IMPORTANCES, QUALITIES, FitConfig, RunDir
 from apportion.methods.compress.verify import verify
 from apportion.models.load import load
@@ -52,6 +53,14 @@ def test_every_policy_meets_a_budget(tmp_path, images, policy):
     assert [step["knob"] for step in prices["steps"]]
     assert math.isclose(prices["lost"], sum(step["loss"] for step in prices["steps"]))
     assert prices["bound"]["upper"] >= prices["predicted_loss"]
+
+
+def test_steps_of_repair_that_a_rung_leaves_go_to_the_next(tmp_path, images, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Distil, "train", lambda self, model, update, steps: asked.append(steps) or model)
+    result = run(tmp_path, images, "params<=30%", rungs=2, repair_steps=4)
+    assert result["met"]
+    assert asked == [4, 8]  # what restores nothing is not taken
 
 
 @pytest.mark.parametrize("importance", IMPORTANCES)
@@ -301,6 +310,6 @@ def test_a_network_is_fitted_exported_and_verified_at_the_size_that_was_asked_fo
     assert verify(tmp_path / "run", CNN)["final"]["flops"] == result["final"]["flops"]
     export(tmp_path / "run", "torch-export", tmp_path / "out", CNN)
     assert torch.export.load(tmp_path / "out" / PROGRAM).module()(torch.zeros(1, 3, 8, 8))[0].shape == (1, 10)
-    with pytest.raises(ApportionError, match="images of 0 pixels"):
+    with pytest.raises(ApportionError, match="images of size 0"):
         run(tmp_path / "none", data, "flops<=60%", size=0)
     assert not (tmp_path / "none" / "run").exists()

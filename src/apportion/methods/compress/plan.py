@@ -45,6 +45,7 @@ from apportion.tasks.batches import Examples, Splits
 CONFIDENCE = 0.95
 Z = normal_quantile(CONFIDENCE)
 LOOSER, MAX_CHECKS = 1.2, 12
+TURNS = 2  # repairs that a rung may take
 FAR = 0.06  # over a limit, as a share of it: more than two processes can mistake
 
 
@@ -69,6 +70,7 @@ class Plan:
             require_labels(network, splits)
         self.asked = asked
         self.overstated: dict[str, float] = {}
+        self.spare_steps = 0
         self._judged: dict[str, tuple[Reading, Reading]] = {}
         twin = int8_twin(bench.target) if "quantise" in self.allowed else None
         if twin is not None:
@@ -219,7 +221,7 @@ class Plan:
             slack = math.inf if self.towards is not None and config.repair_steps else 0.0
             policy = policy_named(config.policy, None if self.floor is None else self.floor - slack)
             if slack:
-                knobs.append(repair_knob(2))
+                knobs.append(repair_knob(TURNS))
                 policy = Restoring(policy, share=1.1, by=self._restored_by())  # short: repair at its end, or when stuck
             return budgeted_loop(
                 start,
@@ -276,8 +278,9 @@ class Plan:
             self._judged[content] = before, after
         return self._judged[content]
 
-    def learn(self, network: Network, final: Mapping[str, Reading]) -> None:
-        """Remembers how much the predictions overstate a rung that was measured, for the aim of the next."""
+    def learn(self, network: Network, final: Mapping[str, Reading], *, repaired: bool) -> None:
+        """Remembers for the next rung how much predictions overstate this one, and the repair that it left over."""
+        self.spare_steps = 0 if repaired else self.spare_steps + self.bench.config.repair_steps
         for key, foreseen in self.foreseen.items():
             self.overstated[key] = max(1.0, foreseen.meter.read(network).value / final[key].value)
 
@@ -312,5 +315,11 @@ class Plan:
         options = DistilOptions(towards=self.towards, steps=config.repair_steps, seed=config.seed)
         repair = Adapters if "adapters" in self.allowed else Distil
         return repair(
-            self.network, self.splits.training, blocks, options, self.bench.rundir.path / "repaired", self.progress
+            self.network,
+            self.splits.training,
+            blocks,
+            options,
+            self.bench.rundir.path / "repaired",
+            self.progress,
+            self.spare_steps,
         )

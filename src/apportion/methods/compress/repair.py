@@ -62,7 +62,7 @@ class Distil:
     """Trains a network towards its teacher's answers and hidden states, the labels of the examples, or both.
 
     The result depends on the network, the options and the examples alone, and is kept in ``folder`` by their digest, so
-    that a resumed run trains nothing twice.
+    that a resumed run trains nothing twice. The first repair takes ``spare_steps`` more than the options say.
     """
 
     kind, rate, keeps_zeros = "", RATE, True
@@ -75,8 +75,10 @@ class Distil:
         options: DistilOptions,
         folder: Path | None = None,
         progress: Progress | None = None,
+        spare_steps: int = 0,
     ) -> None:
         self.teacher, self.blocks, self.options = teacher, tuple(blocks), options
+        self.spare_steps = spare_steps
         self.batches = _rebatched(training, options.batch)
         self.spread = 1.0
         if options.towards != "teacher":
@@ -86,13 +88,15 @@ class Distil:
         self.folder, self.progress = folder, progress or Silent()
 
     def apply(self, model: Network, knob: Knob, value: Value) -> Network:
-        kept = self._kept(model)
+        first = value == knob.values[-2]
+        steps = self.options.steps + (self.spare_steps if first else 0)
+        kept = self._kept(model, steps)
         if kept is not None and kept.is_file():
             module = copy.deepcopy(model.module)
             module.load_state_dict(load_file(kept), strict=False)
             return model.replace(module=module)
         with self.progress.stage(_STAGES[self.options.towards]) as update:
-            repaired = self.train(model, update)
+            repaired = self.train(model, update, steps)
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             draft = kept.with_suffix(".tmp")
@@ -100,8 +104,11 @@ class Distil:
             draft.replace(kept)
         return repaired
 
-    def train(self, model: Network, on_step: Callable[[float], None] | None = None) -> Network:
+    def train(
+        self, model: Network, on_step: Callable[[float], None] | None = None, steps: int | None = None
+    ) -> Network:
         """A trained copy; in evaluation mode as it was (no dropout) but for batch norms, which follow the batches."""
+        steps = steps or self.options.steps
         module = copy.deepcopy(model.module).eval()
         norms = batch_norms(module)
         for norm in norms:
@@ -112,7 +119,6 @@ class Distil:
         sparse = [(p, p != 0) for p in trained if self.keeps_zeros and p.dim() > 1 and zeros(p) > MANY_ZEROS]
         rate = self.options.learning_rate or (RATE_WITH_BATCH_NORMS if norms else self.rate)
         optimiser = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0, eps=1e-6)
-        steps = self.options.steps
         for step in range(steps):
             warm = min(1.0, (step + 1) / max(1, steps // 10))
             for group in optimiser.param_groups:
@@ -166,10 +172,10 @@ class Distil:
         ]
         return loss + sum(alike, start=torch.zeros(())) / max(len(alike), 1)
 
-    def _kept(self, model: Network) -> Path | None:
+    def _kept(self, model: Network, steps: int) -> Path | None:
         if self.folder is None:
             return None
-        total = hashlib.sha256(json.dumps(asdict(self.options), sort_keys=True).encode())
+        total = hashlib.sha256(json.dumps(asdict(self.options) | {"steps": steps}, sort_keys=True).encode())
         total.update((self.kind + json.dumps(list(model.edits.tokens.items()))).encode() if self._told(model) else b"")
         for name, tensor in _tensors(model.module):
             total.update(f"{name}{tuple(tensor.shape)}".encode())

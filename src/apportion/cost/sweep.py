@@ -31,7 +31,7 @@ from apportion.models.save import save
 WHOLE = "whole"
 COPIES = tuple(f"{WHOLE} {number}" for number in (1, 2, 3))
 """The whole network, three times in every process: where its memory lies moves it, and with it every ratio."""
-MIN_CHUNK, MAX_CHUNK = 8, 32
+MIN_CHUNK, MAX_CHUNK = 8, 40
 MAX_CHUNK_CUDA = 96  # starting processes that open a GPU is most of a sweep there
 MAX_CHUNK_BYTES = 2 * 10**9  # of weights that a measuring process holds at a time
 PROCESSES = 4

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -133,15 +134,17 @@ def test_a_compiled_network_computes_what_torch_computes(tmp_path, monkeypatch):
     torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_candidates_take_turns():
+@pytest.mark.parametrize("names", ["a", "ab", "abcd"])
+def test_candidates_take_turns(names):
     calls = []
-    steps = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
-    result = time_in_turns(steps, seconds=0.01, tolerance=0.5)
-    assert result["candidates"]["a"]["count"] == result["candidates"]["b"]["count"]
-    timed = calls[6:]  # three warm-up calls of each come first
-    pairs = [timed[i : i + 2] for i in range(0, len(timed), 2)]
-    assert pairs[0] != pairs[1]  # the order turns every round
-    assert all(sorted(pair) == ["a", "b"] for pair in pairs)
+    steps = {name: lambda name=name: calls.append(name) for name in names}
+    result = time_in_turns(steps, seconds=0.01, tolerance=0.0)
+    assert len({found["count"] for found in result["candidates"].values()}) == 1
+    timed = calls[3 * len(names) :]  # warm-up calls come first
+    rounds = [timed[i : i + len(names)] for i in range(0, len(timed), len(names))]
+    assert all(sorted(one) == list(names) for one in rounds)
+    followed = set(pairwise(timed))
+    assert len(followed) == max(1, len(names) * (len(names) - 1))  # each follows every other one, and never itself
 
 
 def test_the_ratio_cancels_what_slowed_both():

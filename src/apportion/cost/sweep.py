@@ -30,7 +30,10 @@ from apportion.models.save import save
 
 WHOLE = "whole"
 COPIES = tuple(f"{WHOLE} {number}" for number in (1, 2, 3))
-"""The whole network, three times in every process: where its memory lies moves it, and with it every ratio."""
+"""The whole network, three times in every process: where its memory lies moves it, and with it every ratio.
+
+One is opened first, one in the middle and one last, since what is opened first is slower than what is opened later.
+"""
 MIN_CHUNK, MAX_CHUNK = 8, 40
 MAX_CHUNK_CUDA = 96  # starting processes that open a GPU is most of a sweep there
 MAX_CHUNK_BYTES = 2 * 10**9  # of weights that a measuring process holds at a time
@@ -219,11 +222,14 @@ def _measure_chunk(
         if network.int8 != Int8():  # the original's files don't say how to quantise it
             whole = str(scratch / WHOLE)
             save(network, Path(whole))
-        candidates = [Candidate(name=copy, ref=whole, factory=factory) for copy in COPIES]
+        slices = []
         for index, sizes in configurations.items():
             sliced = slice_network(network, parts.partition, parts.partition.keep(sizes))
             save(sliced, scratch / str(index))
-            candidates.append(Candidate(name=str(index), ref=str(scratch / str(index)), factory=factory))
+            slices.append(Candidate(name=str(index), ref=str(scratch / str(index)), factory=factory))
+        first, middle, last = (Candidate(name=copy, ref=whole, factory=factory) for copy in COPIES)
+        half = len(slices) // 2
+        candidates = [first, *slices[:half], middle, *slices[half:], last]
         seconds = seconds_each * len(candidates)
         return measure(candidates, target, shape, processes=processes, seconds=seconds, tolerance=0.01)
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -184,8 +185,8 @@ def time_in_turns(
 ) -> dict[str, Any]:
     """Times the steps in interleaved rounds until every median is known within ``tolerance``, or the time is up.
 
-    The order is reversed every other round, so that what one step leaves in the caches falls on all alike. ``mark``
-    is told the name of every step before it runs, outside of the time taken.
+    The order is drawn anew every round, so that what one step leaves in the caches falls on all alike; none follows
+    itself. ``mark`` is told the name of every step before it runs, outside of the time taken.
     """
     from apportion.numerics.stats import bootstrap_interval, mad, median_stderr, quantile
 
@@ -194,7 +195,7 @@ def time_in_turns(
         for _ in range(3):
             step()
     samples_ms: dict[str, list[float]] = {name: [] for name in steps}
-    names = list(steps)
+    names, generator = list(steps), random.Random(0)
     steal, total = _cpu_ticks()
     wall, cpu = time.perf_counter(), time.process_time()
     deadline = wall + seconds
@@ -205,8 +206,11 @@ def time_in_turns(
             began = time.perf_counter_ns()
             steps[name]()
             samples_ms[name].append((time.perf_counter_ns() - began) / 1e6)
-        names.reverse()
-        num_rounds = len(samples_ms[names[0]])
+        last = names[-1]
+        generator.shuffle(names)
+        if names[0] == last:  # it ran a moment ago, and would find its weights in the caches
+            names.append(names.pop(0))
+        num_rounds = len(samples_ms[last])
         if num_rounds >= MIN_ROUNDS and num_rounds % 4 == 0:
             tight = all(1.96 * median_stderr(s) <= tolerance * quantile(s, 0.5) for s in samples_ms.values())
             if tight or time.perf_counter() > deadline:

@@ -123,7 +123,7 @@ class Images:
 
     def __init__(self, domain: Domain, device: str) -> None:
         self.name, self.domain, self.num_classes = domain.name, domain, len(domain.classes)
-        pixels = resize((domain.content[row] for row in range(len(domain))), STORED)
+        pixels = resize((domain.content[row] for row in range(len(domain))), STORED, STORED)
         self.pixel_NCHW = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().to(device)
         self.label_N = torch.from_numpy(domain.label_N).to(device)
 

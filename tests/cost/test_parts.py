@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -44,6 +45,23 @@ def test_shares_are_the_operations_left_in_a_really_sliced_network(cut, seed):
         if part.flops:
             left = counted.get(part.name.removesuffix(".heads"), 0)
             assert shares[part.name] == pytest.approx(left / part.flops, abs=1e-9), part.name
+
+
+@pytest.mark.parametrize(("side", "view"), [("out", View(grid=10_000)), ("in", View(grid_in=10_000))])
+def test_a_grid_is_about_the_channels_of_its_side(cut, side, view):
+    """A multiple beyond every width makes whatever is cut on its side whole, and leaves the other side's shares."""
+    _, partition, parts = cut
+    module = next(m for m in partition if m.kind in ("channels", "neurons"))
+    keep = partition.keep({module.name: module.sizes()[0]})
+    sides: dict[str, set[str]] = {}
+    for member in module.members:
+        sides.setdefault(member.layer, set()).add(member.side)
+    plain, seen = parts.shares(keep), parts.seen(view).shares(keep)
+    one_sided = {name: sides[name] for name in plain if len(sides.get(name, ())) == 1}
+    assert {next(iter(cut_on)) for cut_on in one_sided.values()} == {"in", "out"}
+    for name, cut_on in one_sided.items():
+        assert plain[name] < 1.0
+        assert seen[name] == (1.0 if side in cut_on else plain[name])
 
 
 def test_an_untouched_network_has_whole_shares(cut):
@@ -176,6 +194,15 @@ def test_a_profile_comes_back_from_disk_as_it_was(cut, tmp_path):
     assert again.baseline == profile.baseline
     assert again.view == profile.view
     text = (tmp_path / "p.json").read_text()
+    earlier = json.loads(text) | {"apportion_profile": 2, "grid": 16, "widths": False}
+    del earlier["view"]
+    for widths in (False, True):  # a price of every width is no more
+        (tmp_path / "earlier.json").write_text(json.dumps(earlier | {"widths": widths}))
+        if widths:
+            with pytest.raises(CostError, match="calibrate again"):
+                Profile.load(tmp_path / "earlier.json")
+        else:
+            assert Profile.load(tmp_path / "earlier.json").view == View(16, 16)
     for damaged in (text[:-40], text.replace('"apportion_profile": 3', '"apportion_profile": 9'), "[]", "null"):
         (tmp_path / "bad.json").write_text(damaged)
         with pytest.raises(CostError) as refused:

@@ -64,6 +64,11 @@ def test_the_view_that_made_the_clock_is_found(parts, view):
     assert viewed.error_of[view] <= 1.01 * min(viewed.error_of.values())
 
 
+def test_activations_get_no_price_where_none_can_be_told(parts):
+    sizes, samples = clock(parts, view=View(activations=True))
+    assert not choose_view(parts, sizes, samples, activations=False).parts.view.activations
+
+
 def test_more_curves_are_fitted_to_more_configurations(parts):
     def with_curves(count):
         some = [dataclasses.replace(parts.parts[0], name=f"p{i}", signature=f"s{i % count}") for i in range(60)]

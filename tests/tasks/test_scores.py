@@ -92,6 +92,19 @@ def test_images_are_scaled_as_the_model_says(tmp_path):
     assert torch.equal(pixels, torch.ones_like(pixels))
 
 
+@pytest.mark.usefixtures("pillow")
+def test_images_are_stretched_to_the_height_and_the_width_of_the_model(tmp_path):
+    network = colour_network().replace(
+        inputs={"pixel_values": torch.zeros(1, 3, 24, 40)}, origin=Origin(ref="x", folder=tmp_path)
+    )
+    image = np.zeros((8, 8, 3), dtype=np.uint8)
+    image[:, 4:] = 255  # the right half
+    pixels = image_inputs(network, [image])["pixel_values"]
+    assert pixels.shape == (1, 3, 24, 40)
+    assert (pixels[..., 30:] > 0.9).all()
+    assert (pixels[..., :10] < -0.9).all()
+
+
 def test_texts_are_not_given_to_an_image_model():
     with pytest.raises(DataError, match="holds texts, which colours does not take"):
         features(colour_network(), made_domain([3, 3]))

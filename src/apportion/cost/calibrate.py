@@ -219,7 +219,7 @@ def fit_samples(
     """Chooses the view and the options, bounds with the samples ``bounding`` names and fits to the others."""
     sizes, measured = _chosen(drawn, swept, set(swept.samples) - set(bounding))
     sizes, measured = [{}, *sizes], [whole_sample(parts, swept), *measured]
-    parts = choose_view(parts, sizes, measured).parts
+    parts = choose_view(parts, sizes, measured, activations=not sweeps).parts
     to_fit = resee(parts, sizes, measured)
     to_bound = resee(parts, *_chosen(drawn, swept, bounding))
     options = choose_options(to_fit, parts.signature_of, launches=loss == "least_squares" and not sweeps)

@@ -6,8 +6,8 @@ block has none. Parts of the same shape have the same signature and one curve.
 
 How sizes become shares is a view that fits the target: kernels that write 16 channels at a time do the work of the next
 multiple of 16 (``grid``, and ``grid_in`` for the channels that they read), and where activations and norms are not
-fused into the layers before them, what all layers write has a price of its own. ``view.py`` chooses by
-cross-validation.
+fused into the layers before them, what linear and convolution layers write has a price of its own. ``view.py`` chooses
+by cross-validation.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Part:
 class Parts:
     """All priced parts of a network, with the partition whose slices they follow and the view they are seen under.
 
-    ``written`` holds the numbers that every layer writes when whole.
+    ``written`` holds the numbers that every such layer writes when whole, up to a common factor.
     """
 
     parts: tuple[Part, ...]

@@ -19,6 +19,7 @@ from apportion.device.power import PowerCurve
 from apportion.device.target import Target, machine
 
 VERSION = 3
+WITHOUT_VIEW = 2  # whose channels counted in one multiple, read or written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,9 @@ class Profile:
         """
         try:
             fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if fields["apportion_profile"] != VERSION:
+            if fields["apportion_profile"] == WITHOUT_VIEW and not fields["widths"]:
+                fields["view"] = {"grid": fields["grid"], "grid_in": fields["grid"], "activations": False}
+            elif fields["apportion_profile"] != VERSION:
                 raise CostError(f"{path} is a profile of another version than {VERSION}; calibrate again")
             fidelity, power = fields.get("fidelity"), fields.get("power")
             return cls(

@@ -23,6 +23,7 @@ VIEWS = tuple(
     for activations in (False, True)
     for grid, grid_in in ((1, 1), *((grid, read) for grid in GRIDS for read in (1, grid)))
 )
+PLAIN_VIEWS = tuple(view for view in VIEWS if not view.activations)
 RIDGES = (1e-6, 1e-4, 1e-3)
 NUM_FOLDS = 8
 CLEARLY = 0.9  # a view or a floor stays under this share of the error without it
@@ -48,16 +49,18 @@ def resee(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample]) -> li
     ]
 
 
-def choose_view(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample]) -> Viewed:
+def choose_view(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample], *, activations: bool = True) -> Viewed:
     """The view whose linear law predicts left-out samples best; the plain one unless that is clearly better.
 
     Every view is judged by the root mean square over samples, outliers clipped, of the relative error that a
     non-negative least-squares fit to the other folds makes. The plain view stays unless the best one lowers that error
-    by a tenth; of views about as good as the best one, the one that departs least from the plain one is taken.
+    by a tenth; of views about as good as the best one, the one that departs least from the plain one is taken. Without
+    ``activations`` they get no price: a module moved alone moves what it writes and its layers' work alike, which tells
+    no price of one from the other.
     """
     latency_N = np.array([sample.latency_ms for sample in samples])
     errors: dict[View, float] = {}
-    for view in VIEWS:
+    for view in VIEWS if activations else PLAIN_VIEWS:
         seen = parts.seen(view)
         errors[view] = _cross_validate(_design(seen, resee(seen, sizes, samples)), latency_N)
     least = min(errors.values())
@@ -65,7 +68,7 @@ def choose_view(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample])
         best = VIEWS[0]
     else:
         best = min(
-            (view for view in VIEWS if ABOUT * errors[view] <= least), key=lambda view: (view.departures, errors[view])
+            (view for view in errors if ABOUT * errors[view] <= least), key=lambda view: (view.departures, errors[view])
         )
     return Viewed(parts.seen(best), errors)
 

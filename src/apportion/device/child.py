@@ -124,7 +124,9 @@ def _time(job: dict[str, Any], target: Any, marker: Any) -> dict[str, Any]:
         wait_for_all(Path(job["gate"]), job["place"], job["together"])
     if steps:
         with turn(cache_folder()):
-            timed = time_in_turns(steps, seconds=job["seconds"], tolerance=job["tolerance"], mark=marker.at)
+            timed = time_in_turns(
+                steps, seconds=job["seconds"], tolerance=job["tolerance"], mark=marker.at, seed=job["number"]
+            )
             if job.get("energy_s"):
                 timed["energy"] = _add_energy(timed["candidates"], steps, job, target, marker)
     return {**timed, "failures": failures, "versions": _versions()}
@@ -181,12 +183,18 @@ def _finite(output: Any) -> bool:
 
 
 def time_in_turns(
-    steps: dict[str, Any], *, seconds: float, tolerance: float, mark: Callable[[str], None] = lambda name: None
+    steps: dict[str, Any],
+    *,
+    seconds: float,
+    tolerance: float,
+    mark: Callable[[str], None] = lambda name: None,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Times the steps in interleaved rounds until every median is known within ``tolerance``, or the time is up.
 
     The order is drawn anew every round, so that what one step leaves in the caches falls on all alike; none follows
-    itself. ``mark`` is told the name of every step before it runs, outside of the time taken.
+    itself, which leaves two to alternate. ``mark`` is told the name of every step before it runs, outside of the time
+    taken.
     """
     from apportion.numerics.stats import bootstrap_interval, mad, median_stderr, quantile
 
@@ -195,7 +203,7 @@ def time_in_turns(
         for _ in range(3):
             step()
     samples_ms: dict[str, list[float]] = {name: [] for name in steps}
-    names, generator = list(steps), random.Random(0)
+    names, generator = list(steps), random.Random(seed)
     steal, total = _cpu_ticks()
     wall, cpu = time.perf_counter(), time.process_time()
     deadline = wall + seconds

@@ -220,7 +220,7 @@ def measure(
     while jobs and len(runs) < processes:
         most = 1 if CROWDED.is_set() else num_cores()
         numbers = range(before + len(runs), before + min(processes, len(runs) + most))
-        asked = [job | {"candidates": jobs[::-1] if number % 2 else jobs} for number in numbers]
+        asked = [job | {"number": number, "candidates": jobs[::-1] if number % 2 else jobs} for number in numbers]
         together = run_together(asked, target.environment, limits)
         if len(together) > 1 and any(ran_out(ended) for ended in together):
             CROWDED.set()  # what is too much for several at once need not be for one

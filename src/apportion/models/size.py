@@ -15,10 +15,8 @@ def read_size(text: str) -> Size:
         >>> read_size("96"), read_size("96x96"), read_size("64x96"), read_size("large")
         (96, 96, '64x96', 'large')
     """
-    sides = text.split("x")
-    if len(set(sides)) == 1 and sides[0].removeprefix("-").isdecimal():
-        return int(sides[0])
-    return text
+    height, _, width = text.partition("x")
+    return int(height) if height.isdecimal() and width in ("", height) and text != f"{height}x" else text
 
 
 def sides_of(size: Size) -> tuple[int, int]:
@@ -28,10 +26,11 @@ def sides_of(size: Size) -> tuple[int, int]:
         ModelError: it is no size, or one of no pixels or too many.
 
     Example:
-        >>> sides_of(96), sides_of("64x96")
-        ((96, 96), (64, 96))
+        >>> sides_of(96), sides_of("64x96"), sides_of("96")
+        ((96, 96), (64, 96), (96, 96))
     """
-    sides = str(size).split("x") if isinstance(size, str) else [str(size)] * 2
+    given = read_size(str(size))
+    sides = given.split("x") if isinstance(given, str) else [str(given)] * 2
     if len(sides) != 2 or not all(side.isdecimal() and 1 <= int(side) <= MAX_SIDE for side in sides):
         raise ModelError(
             f"images of size {size} were asked for; give a --size such as 96 or, height by width, 64x96, "

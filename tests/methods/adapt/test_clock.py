@@ -28,10 +28,10 @@ def test_shares_of_real_sizes_are_those_of_the_parts(tiny, seed, view):
     expected = parts.shares(tiny.partition.keep(sizes))
     found = profile.cost.predict(expected)
     assert clock.predict_ms(sizes) == pytest.approx(found, rel=1e-6)
-    if view.grid == view.grid_in == 1:
-        fraction_L = torch.tensor([sizes[m.name] / m.num_units for m in tiny.partition])
-        relaxed = dict(zip((p.name for p in parts.parts), clock.shares(fraction_L).tolist(), strict=True))
-        assert relaxed == pytest.approx(expected, abs=1e-6)
+    fraction_L = torch.tensor([sizes[m.name] / m.num_units for m in tiny.partition], dtype=torch.float64)
+    for on_grid in (True, False) if view.grid == view.grid_in == 1 else (True,):
+        share_P = clock.shares(fraction_L, on_grid=on_grid)
+        assert dict(zip((p.name for p in parts.parts), share_P.tolist(), strict=True)) == pytest.approx(expected)
 
 
 def test_the_bound_is_above_the_prediction_by_its_margin(tiny):

@@ -141,11 +141,8 @@ class Clock:
         whole = self.profile.cost.predict(dict.fromkeys(names, 1.0))
         return self.profile.cost.predict_tensor(self.shares(fraction_L), names, ramp=0.05) / whole
 
-    def shares(self, fraction_L: Tensor) -> Tensor:
-        """The share of its work that relaxed fractions leave every part, shape (P,)."""
-        return self._shares(fraction_L)
-
-    def _shares(self, fraction_L: Tensor, *, on_grid: bool = False) -> Tensor:
+    def shares(self, fraction_L: Tensor, *, on_grid: bool = False) -> Tensor:
+        """The share of its work that fractions leave every part, shape (P,): relaxed ones, or real ones on the grid."""
         gate_B = self._block_gates(fraction_L)
         share_P = self.worked.share(fraction_L, gate_B, on_grid=on_grid)
         if self.written is None:
@@ -178,7 +175,7 @@ class Clock:
         """``Parts.shares`` of sizes, from the tables here, since solvers ask often."""
         modules = self.parts.partition
         fraction_L = torch.tensor([sizes.get(m.name, m.num_units) / m.num_units for m in modules], dtype=torch.float64)
-        share_P = self._shares(fraction_L, on_grid=True)
+        share_P = self.shares(fraction_L, on_grid=True)
         names = (part.name for part in self.parts.parts)
         return dict(zip(names, share_P.clamp(0, 1).tolist(), strict=True))
 

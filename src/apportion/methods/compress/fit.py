@@ -25,7 +25,7 @@ from apportion.methods.compress.bench import Bench, budget_target, model_digest
 from apportion.methods.compress.floor import KEPT
 from apportion.methods.compress.importance import order_by_importance
 from apportion.methods.compress.judge import load_examples
-from apportion.methods.compress.plan import CONFIDENCE, TURNS, Plan, Z
+from apportion.methods.compress.plan import CONFIDENCE, Plan, Z
 from apportion.methods.compress.policies import LIKENESS
 from apportion.methods.compress.prices import tell_prices
 from apportion.methods.compress.repair import PREFIX as REPAIR
@@ -102,7 +102,7 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
             start = _reload(plan.network, rung)
         setting = told["setting"]
         final = {key: Reading.from_json(fields) for key, fields in told["final"].items()}
-        plan.learn(start, final, repaired=told.get("repaired", True))  # runs of earlier versions don't say
+        plan.learn(start, final, trained=told.get("trained", True))  # runs of earlier versions don't say
         ladder.append(
             {"rung": place} | {key: told.get(key) for key in ("limits", "final", "quality_after", "floor", "met")}
         )
@@ -174,7 +174,7 @@ def _report(
         "prices": _prices(plan, budget, rows),
         "left_out": list(plan.offer.left_out),
         "setting": {name: value for name, value in result.setting.items() if name != REPAIR},
-        "repaired": result.setting.get(REPAIR, TURNS) != TURNS,
+        "trained": any(row.kind == "move" and row.knob == REPAIR for row in rows),
     }
     if result.met:
         certificate = Certificate(

@@ -45,7 +45,6 @@ from apportion.tasks.batches import Examples, Splits
 CONFIDENCE = 0.95
 Z = normal_quantile(CONFIDENCE)
 LOOSER, MAX_CHECKS = 1.2, 12
-TURNS = 2  # repairs that a rung may take
 FAR = 0.06  # over a limit, as a share of it: more than two processes can mistake
 
 
@@ -221,7 +220,7 @@ class Plan:
             slack = math.inf if self.towards is not None and config.repair_steps else 0.0
             policy = policy_named(config.policy, None if self.floor is None else self.floor - slack)
             if slack:
-                knobs.append(repair_knob(TURNS))
+                knobs.append(repair_knob(2))
                 policy = Restoring(policy, share=1.1, by=self._restored_by())  # short: repair at its end, or when stuck
             return budgeted_loop(
                 start,
@@ -278,9 +277,9 @@ class Plan:
             self._judged[content] = before, after
         return self._judged[content]
 
-    def learn(self, network: Network, final: Mapping[str, Reading], *, repaired: bool) -> None:
+    def learn(self, network: Network, final: Mapping[str, Reading], *, trained: bool) -> None:
         """Remembers for the next rung how much predictions overstate this one, and the repair that it left over."""
-        self.spare_steps = 0 if repaired else self.spare_steps + self.bench.config.repair_steps
+        self.spare_steps = 0 if trained else self.spare_steps + self.bench.config.repair_steps
         for key, foreseen in self.foreseen.items():
             self.overstated[key] = max(1.0, foreseen.meter.read(network).value / final[key].value)
 

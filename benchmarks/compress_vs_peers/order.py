@@ -52,6 +52,7 @@ def ratio(artefacts: dict[str, str], target: Target) -> float:
     """The point's latency as a share of the original's, in one process that opens them in this order."""
     job = {
         "action": "time",
+        "number": 0,
         "target": target.to_json(),
         "candidates": [{"name": n, "ref": "", "factory": None, "artefact": a} for n, a in artefacts.items()],
         "shape": {"batch": 1, "tokens": 64, "seed": 0},

@@ -73,6 +73,7 @@ def timed(points: Sequence[Point], target: Target, seconds: float = 0.5) -> list
                 pair = dict(reversed(pair.items()))
             job = {
                 "action": "time",
+                "number": turn,
                 "target": target.to_json(),
                 "candidates": [{"name": n, "ref": "", "factory": None, "artefact": a} for n, a in pair.items()],
                 "shape": {"batch": 1, "tokens": 64, "seed": 0},

@@ -1,6 +1,6 @@
 """Does the order of turns favour some candidates? Copies of one network must read alike.
 
-    .venv/bin/python benchmarks/turns/run.py [--quick]       # five minutes on two cores
+    .venv/bin/python benchmarks/turns/run.py [--quick]       # four minutes on two cores
 
 A process opens twelve copies of one network and times them in two orders, block by block in alternation: one that turns
 round every round, as measuring used to, and one that is drawn anew every round, as it does now. The ratio of a copy's
@@ -36,7 +36,7 @@ PAIRS = (
     ("resnet_like", "openvino-int8-cpu-1t"),
     ("minilm_like", "ort-cpu-1t"),
 )
-COPIES, OPENINGS, BLOCKS, SECONDS = 12, 6, 4, 2.0
+COPIES, OPENINGS, BLOCKS, SECONDS = 12, 6, 2, 2.0
 Medians = dict[str, float]
 
 

@@ -16,7 +16,15 @@ from apportion.tasks.texts import demo_texts
 def test_a_pretrained_model_is_fitted_to_a_latency_measured_in_fresh_processes(apportion, tmp_path):
     texts, run = tmp_path / "texts.txt", tmp_path / "run"
     texts.write_text("\n".join(demo_texts()[:80]))  # few, so that every move is judged quickly
-    asked = {"budget": "latency<=70%", "rungs": 1, "rules": "prune,repair", "repair_steps": 20, "tokens": 24, "seed": 1}
+    asked = {
+        "budget": "latency<=70%",
+        "rungs": 1,
+        "rules": "prune,repair",
+        "repair_steps": 20,
+        "tokens": 24,
+        "num_steps": 4,
+        "seed": 1,
+    }
     result = fit(FitConfig(model="minilm", data=str(texts), processes=4, **asked), run)
     assert set(result) >= {"budget", "baseline", "final", "quality_before", "quality_after", "met", "run"}
     assert result["outcome"] in ("met", "budget violation")  # the second only on a machine too busy to tell

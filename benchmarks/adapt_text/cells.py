@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -10,22 +10,32 @@ import numpy as np
 from frontier import Array, Curve, meet
 from numpy.typing import NDArray
 
-OURS = "ours"
+OURS, FLOAT = "ours", "ours-float"
+INT8 = "int8"  # stands before the sizes of slices in int8, and ends the names of methods that take such
+ROUNDED_BASELINE = "pruned-int8"  # the frozen network in int8; others are baselines with the int8 of ours
 WHOLE = 1.0
 Pair = tuple[float, float]  # how far ahead, and half of the 95 % interval
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """The episodes of a method on a target at a budget; a latency that was not measured is not a number."""
+    """The episodes of a method on a target at a budget; a latency that was not measured is not a number.
+
+    ``most_N`` is the latency of the whole network in the precision that was chosen: more of a budget can't be used.
+    """
 
     accuracy_N: Array
     latency_N: Array
+    most_N: Array
     side_N: NDArray[np.str_]
     domain_N: NDArray[np.str_]
 
     def of(self, side: str) -> Row:
         return Row(*(part[self.side_N == side] for part in vars(self).values()))
+
+    def first(self, side: str, count: int) -> list[NDArray]:
+        """All columns of the first so many episodes of a side."""
+        return [part[:count] for part in vars(self.of(side)).values()]
 
     @property
     def latency(self) -> float:
@@ -50,29 +60,28 @@ class Cells:
         first = methods[OURS]["rows"]
         targets = tuple(dict.fromkeys(row["target"] for row in first))
         table = tuple(name for name in methods if ":" not in name)
-        least = {  # the episodes that all have judged, by target
-            target: min(
-                len(row["accuracy"]) for name in table for row in methods[name]["rows"] if row["target"] == target
+        rows = {
+            (name, row["target"], row["rho"]): read_row(row, measured.get(row["target"], {}))
+            for name, method in methods.items()
+            for row in method["rows"]
+        }
+        sides = tuple(dict.fromkeys(side for row in first for side in row["side"]))
+        least = {  # the episodes that all have judged which were judged on that side
+            (target, side): min(
+                filter(None, (int((rows[name, target, WHOLE].side_N == side).sum()) for name in table)), default=0
             )
             for target in targets
+            for side in sides
         }
-        rows = {}
-        for name, method in methods.items():
-            for row in method["rows"]:
-                count, known = least[row["target"]], measured.get(row["target"], {})
-                ratios = [known.get(" ".join(map(str, sizes)), [np.nan])[0] for sizes in row["sizes"]]
-                latency = [ratios[place] for place in row["chosen"]] if row["rho"] < WHOLE else [1.0] * count
-                rows[name, row["target"], row["rho"]] = Row(
-                    np.array(row["accuracy"][:count]),
-                    np.array(latency[:count]),
-                    np.array(row["side"][:count]),
-                    np.array(row["domain"][:count]),
-                )
+        rows = {
+            key: Row(*(np.concatenate(parts) for parts in zip(*(row.first(s, least[key[1], s]) for s in sides), strict=True)))
+            for key, row in rows.items()
+        }
         return cls(
             rows,
             targets,
             tuple(dict.fromkeys(row["rho"] for row in first if row["rho"] < WHOLE)),
-            tuple(dict.fromkeys(side for row in first for side in row["side"])),
+            sides,
             table,
             tuple(name for name in methods if ":" in name),
         )
@@ -84,8 +93,23 @@ class Cells:
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """All methods that are not ours or a relative of it."""
-        return tuple(name for name in self.table if name != OURS and not name.startswith(f"{OURS}-"))
+        """All methods that are not ours, a relative of it, or a baseline with the int8 of ours."""
+        return tuple(
+            name
+            for name in self.table
+            if name != OURS
+            and not name.startswith(f"{OURS}-")
+            and (name == ROUNDED_BASELINE or not name.endswith(f"-{INT8}"))
+        )
+
+    @property
+    def rounded(self) -> tuple[str, ...]:
+        """All methods in int8 but ours."""
+        return tuple(name for name in self.table if name != OURS and name.endswith(f"-{INT8}"))
+
+    def judged(self, side: str) -> tuple[str, ...]:
+        """The methods that were judged on a side."""
+        return tuple(name for name in self.table if len(self.all(name, WHOLE, side)))
 
     def each(self, name: str, rho: float, side: str) -> list[Row]:
         """The rows of a side, one for each target; every episode was judged for one target, in turn."""
@@ -134,6 +158,23 @@ class Cells:
         """Whether a method has been measured at its tightest budget on every target and is above another there."""
         least = [self.rows[name, target, self.budgets[0]].latency for target in self.targets]
         return all(latency > rho for latency in least)
+
+
+def read_row(row: Mapping, known: Mapping[str, Sequence[float]]) -> Row:
+    """A row as judged, with what was measured of its sizes on its target."""
+    chosen, missing = row["chosen"], [np.nan]
+    count = len(row["accuracy"])
+    latency, most = np.ones(count), np.ones(count)
+    if row["rho"] < WHOLE:
+        ratios = [known.get(" ".join(map(str, sizes)), missing)[0] for sizes in row["sizes"]]
+        wholes = [whole_in_int8(known) if sizes[0] == INT8 else WHOLE for sizes in row["sizes"]]
+        latency, most = (np.array([each[place] for place in chosen]) for each in (ratios, wholes))
+    return Row(np.array(row["accuracy"]), latency, most, np.array(row["side"]), np.array(row["domain"]))
+
+
+def whole_in_int8(known: Mapping[str, Sequence[float]]) -> float:
+    """The latency of the largest network in int8 that was measured, which is the whole one where that was chosen."""
+    return max((ratio for sizes, (ratio, _) in known.items() if sizes.startswith(INT8)), default=WHOLE)
 
 
 def difference(pairs: Iterable[tuple[Array, Array]]) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from cells import OURS, WHOLE, Cells, Pair
+from cells import FLOAT, OURS, WHOLE, Cells, Pair
 
 from apportion.numerics.cvar import cvar
 
@@ -13,14 +13,22 @@ TIGHT = 0.3  # budgets up to here are the tight half
 TAIL = 0.9
 
 
-def held_and_used(cells: Cells, name: str, targets: tuple[str, ...] = ()) -> Pair:
-    """The share of episodes whose sizes keep the budget on the clock, and the mean share of it that they take."""
-    shares = [cells.rows[name, t, rho].latency_N / rho for t in targets or cells.targets for rho in cells.budgets]
-    known = [share_N[~np.isnan(share_N)] for share_N in shares]
-    some = [share_N for share_N in known if len(share_N)]
+def held_and_used(cells: Cells, name: str, targets: tuple[str, ...] = ()) -> tuple[float, float, float]:
+    """The share of episodes whose sizes keep the budget on the clock, and the mean share that they take.
+
+    It is taken of what they can take, which is the budget or the whole network in the precision that was chosen, and of
+    the budget itself.
+    """
+    rows = [(rho, cells.rows[name, t, rho]) for rho in cells.budgets for t in targets or cells.targets]
+    known = [(rho, row.latency_N, row.most_N, ~np.isnan(row.latency_N)) for rho, row in rows]
+    some = [(latency_N[had_N], most_N[had_N], rho) for rho, latency_N, most_N, had_N in known if had_N.any()]
     if not some:
-        return float("nan"), float("nan")
-    return float(np.mean([(s <= 1).mean() for s in some])), float(np.mean([s.mean() for s in some]))
+        return float("nan"), float("nan"), float("nan")
+    return (
+        float(np.mean([(latency_N <= rho).mean() for latency_N, _, rho in some])),
+        float(np.mean([(latency_N / most_N.clip(max=rho)).mean() for latency_N, most_N, rho in some])),
+        float(np.mean([(latency_N / rho).mean() for latency_N, _, rho in some])),
+    )
 
 
 def adjusted(cells: Cells, name: str) -> float:
@@ -82,36 +90,49 @@ def domination(cells: Cells, name: str) -> tuple[int, int, int, int]:
     return counts[0], counts[1], counts[2], counts[3]
 
 
-def frontier(cells: Cells, ahead: Callable[..., Pair | None], views: list[tuple[str, ...]]) -> tuple[float, float]:
+def frontier(
+    cells: Cells,
+    ahead: Callable[..., Pair | None],
+    views: list[tuple[str, ...]],
+    name: str = OURS,
+    others: tuple[str, ...] | None = None,
+) -> Pair:
     """Shares of budgets, each seen from some sides: ahead of every baseline in the tight half; clearly behind one.
 
     A baseline without a point to compare is not one that ours is ahead of, unless it can't keep the budget at all.
     """
     wins, losses, tight = 0, 0, 0
+    others = cells.baselines if others is None else others
     for rho in cells.budgets:
         for sides in views:
-            found = {name: ahead(OURS, name, rho, *sides) for name in cells.baselines}
+            found = {other: ahead(name, other, rho, *sides) for other in others}
             losses += any(pair[0] < -pair[1] for pair in found.values() if pair is not None)
             if rho <= TIGHT:
                 tight += 1
-                wins += all(cells.cannot(name, rho) if p is None else p[0] > 0 for name, p in found.items())
+                wins += all(cells.cannot(other, rho) if p is None else p[0] > 0 for other, p in found.items())
     return wins / tight, losses / (len(views) * len(cells.budgets))
 
 
 def all_figures(cells: Cells, carried: float, promises: list[dict]) -> dict[str, float | int | None]:
     """The figures of ``summary.json``; ``carried`` is the share of budgets held on targets left out of training."""
-    feasible, used = held_and_used(cells, OURS)
+    feasible, used, used_of_budget = held_and_used(cells, OURS)
     both, each = [cells.main], [(side,) for side in cells.main]
     best = best_baseline(cells)
     ours, other = areas(cells, best)
     wins, losses = frontier(cells, cells.ahead, both)
     wins_by_side, losses_by_side = frontier(cells, cells.ahead, each)
     wins_at_budget, losses_at_budget = frontier(cells, cells.ahead_at_budget, both)
+    in_float = tuple(name for name in cells.baselines if name not in cells.rounded)
+    alike = {  # with the precision of ours taken away, or given to others
+        "float": (FLOAT, in_float) if FLOAT in cells.table else None,
+        "int8": (OURS, cells.rounded) if cells.rounded else None,
+    }
     figures = {
         "targets": len(cells.targets),
         "episodes": sum(len(cells.all(OURS, cells.budgets[0], side)) for side in cells.sides),
         "feasibility": feasible,
         "utilisation": used,
+        "utilisation_of_budget": used_of_budget,
         "feasibility_gap": 1 - feasible,  # what is predicted keeps every budget: sizes are rounded until it does
         "frontier_wins_tight": wins,
         "frontier_losses": losses,
@@ -126,6 +147,10 @@ def all_figures(cells: Cells, carried: float, promises: list[dict]) -> dict[str,
         "cvar_gain": tail_mean(cells, OURS) - max(tail_mean(cells, name) for name in cells.baselines),
         "transfer_feasibility": carried,
     }
+    for precision, pair in alike.items():
+        if pair is not None:
+            wins, losses = frontier(cells, cells.ahead, both, *pair)
+            figures |= {f"frontier_wins_tight_in_{precision}": wins, f"frontier_losses_in_{precision}": losses}
     kept = [row for row in promises if not row["refused"]]
     if kept:
         figures["specialise_forward_passes"] = float(np.median([row["forward_passes"] for row in kept]))

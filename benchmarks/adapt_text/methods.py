@@ -43,25 +43,29 @@ class Method:
 
 
 METHODS = {
-    "ours": Method(says="per-module budgets by primal-dual training, router sees support and budget"),
-    "ours-near": Method(says="the same, the support set chooses among depths", near=0.5),
-    "ours-near-flat": Method(says="the same, one vector of budgets for all B", allocation="unconditional", near=0.5),
-    "ours-search": Method(says="the same, widths searched for at settled depths", search=40),
-    "searched": Method(says="that search alone, from an even spread", allocation="fixed", search=40),
-    "ours-weights": Method(says="the same, delta gates over single numbers", masks="weights"),
-    "ours-half": Method(says="the same, trained in bf16 with blocks run again", half=True),
-    "ours-cvar": Method(says="the same, trained on the worst 30 % of episodes", objective="cvar"),
+    "ours": Method(
+        says="per-module budgets by primal-dual training; router sees support and budget; the support set chooses among "
+        "depths; slices in int8 where the runtime has it",
+        near=0.5,
+        int8=True,
+    ),
+    "ours-float": Method(says="the same, slices in float alone", near=0.5, of="ours"),
+    "ours-settled": Method(says="the same in float, depths by the budget alone"),
+    "ours-search": Method(says="as ours-settled, widths searched for at settled depths", search=40),
+    "ours-weights": Method(says="as ours-settled, delta gates over single numbers", masks="weights"),
+    "ours-half": Method(says="as ours-settled, trained in bf16 with blocks run again", half=True),
+    "ours-cvar": Method(says="as ours-settled, trained on the worst 30 % of episodes", objective="cvar"),
     "ours-two": Method(
-        says="the same, one target left out of training and priced by a few points",
+        says="as ours-settled, one target left out of training and priced by a few points",
         targets=("ort-cpu-1t", "openvino-cpu-1t"),
     ),
     "ours-no-ort": Method(says="the same, another target left out", targets=("openvino-cpu-1t", "torch-cpu-1t")),
     "ours-no-openvino": Method(says="the same, the third left out", targets=("ort-cpu-1t", "torch-cpu-1t")),
-    "ours-int8": Method(says="ours, slices in int8 where the runtime has it", of="ours", int8=True),
     "global": Method(says="one gate for all modules, trained", allocation="uniform"),
     "template": Method(says="one factor on a learned template", allocation="template"),
     "unconditional": Method(says="one vector of budgets for all B", allocation="unconditional"),
     "uniform": Method(says="fixed, spread evenly over widths and blocks", allocation="fixed"),
+    "searched": Method(says="widths searched for from there, nothing else learned", allocation="fixed", search=40),
     "cost": Method(says="fixed, in inverse proportion to price", allocation="fixed", start="cost"),
     "sensitivity": Method(says="fixed, in proportion to sensitivity", allocation="fixed", start="sensitivity"),
     "slimmable": Method(says="widths by one schedule, no experts", allocation="fixed", start="widths", experts=1),
@@ -70,8 +74,18 @@ METHODS = {
     "smat-25": Method(says="global sparsity 0.25", allocation="fixed", slices=False, capacity=0.25),
     "smat-75": Method(says="global sparsity 0.75", allocation="fixed", slices=False, capacity=0.75),
     "pruned": Method(says="frozen weights pruned evenly, prototypes", allocation="fixed", train=False, experts=1),
-    "template-int8": Method(says="template, in int8", allocation="template", of="template", int8=True),
-    "pruned-int8": Method(says="pruned, in int8", allocation="fixed", train=False, experts=1, of="pruned", int8=True),
+    "pruned-int8": Method(
+        says="pruned, in int8; where it fits the whole frozen network in int8",
+        allocation="fixed",
+        train=False,
+        experts=1,
+        of="pruned",
+        int8=True,
+    ),
+    "template-int8": Method(says="template, with our int8", allocation="template", of="template", int8=True),
+    "unconditional-int8": Method(
+        says="unconditional, with our int8", allocation="unconditional", of="unconditional", int8=True
+    ),
 }
 
 

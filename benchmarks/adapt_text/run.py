@@ -20,7 +20,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from cells import Cells
+from cells import INT8, Cells
 from int8 import judge_int8
 from plots import frontier_svg, prices_svg
 from promises import keep_promises
@@ -37,7 +37,6 @@ from apportion.models.network import Network
 from apportion.models.partition import Partition
 from apportion.testing.summary import Summary
 
-INT8 = "int8"  # stands before the sizes of slices in int8
 FOLDERS = {"text": "adapt_text", "vision": "adapt_vision"}
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from cells import OURS, WHOLE, Cells, Pair, difference, interval, paired
+from cells import FLOAT, OURS, WHOLE, Cells, Pair, difference, interval, paired
 from figures import adjusted, all_figures, areas, best_baseline, domination, held_and_used, tail, tail_mean
 
 from apportion.tasks.fixed import PUBLISHED
@@ -80,7 +80,7 @@ def accuracy_table(cells: Cells, side: str) -> None:
     budgets = (*cells.budgets, WHOLE)
     show(
         ["method", *shares(budgets)],
-        [[name, *(points(interval(cells.all(name, rho, side))) for rho in budgets)] for name in cells.table],
+        [[name, *(points(interval(cells.all(name, rho, side))) for rho in budgets)] for name in cells.judged(side)],
     )
 
 
@@ -96,9 +96,10 @@ def published_table(cells: Cells) -> None:
         "published are small networks trained from nothing on Omniglot in such episodes; here a network pretrained on "
         "the training characters and on photographs learns from four domains in 5 to 10 ways, under budgets"
     )
-    budgets, best = three(cells), best_baseline(cells)
-    rows = [[n, *(points(interval(cells.all(n, rho, CHARACTERS))) for rho in budgets)] for n in (OURS, best)]
-    if FROZEN in cells.table:
+    budgets, judged = three(cells), cells.judged(CHARACTERS)
+    some = [name for name in judged if name not in cells.baselines]
+    rows = [[n, *(points(interval(cells.all(n, rho, CHARACTERS))) for rho in budgets)] for n in some]
+    if FROZEN in judged:
         rows.append(["frozen", "", "", points(interval(cells.all(FROZEN, WHOLE, CHARACTERS)))])
     rows += [[f"{name}, published", "", "", f"{value:.1f}"] for name, value in PUBLISHED["omniglot_20way1shot"].items()]
     show(["method", *shares(budgets)], rows)
@@ -111,29 +112,31 @@ def ahead_tables(cells: Cells) -> None:
         "over the logarithm of latency, on each target; where it begins just above ours both are read there, and where "
         "it begins only past ours' next point it has none (–)"
     )
-    rows = [
-        [n, *(points(cells.ahead(OURS, n, rho, *cells.main), "+") for rho in cells.budgets)] for n in cells.baselines
-    ]
-    show(["method", *shares(cells.budgets)], rows)
-    tell("the same at equal budgets, of which methods use different shares")
-    rows = [
-        [name, *(points(cells.ahead_at_budget(OURS, name, rho, *cells.main), "+") for rho in cells.budgets)]
-        for name in cells.baselines
-    ]
+    others = (*cells.baselines, *(name for name in cells.rounded if name not in cells.baselines))
+    lead_table(cells, cells.ahead, OURS, others)
+    if FLOAT in cells.table:
+        tell(f"the same of {FLOAT}, whose slices are in float as those of its baselines are")
+        lead_table(cells, cells.ahead, FLOAT, [name for name in others if name not in cells.rounded])
+    tell("ours at equal budgets, of which methods use different shares")
+    lead_table(cells, cells.ahead_at_budget, OURS, others)
+
+
+def lead_table(cells: Cells, ahead: Callable[..., Pair | None], name: str, others: Sequence[str]) -> None:
+    rows = [[other, *(points(ahead(name, other, rho, *cells.main), "+") for rho in cells.budgets)] for other in others]
     show(["method", *shares(cells.budgets)], rows)
 
 
 def method_table(cells: Cells) -> None:
     tell(
         "every method over all budgets and targets. Held: choices that keep their budget on the clock; gap: predicted "
-        "to hold (all of them: sizes are rounded until their bound does) less held; used: mean share of the budget "
-        "taken; adjusted: accuracy with zero where the budget is broken; area: mean accuracy over the logarithm of "
+        "to hold (all of them: sizes are rounded until their bound does) less held; used: mean share taken of the "
+        "budget, or of the whole network in the precision chosen where that is less; adjusted: accuracy with zero where the budget is broken; area: mean accuracy over the logarithm of "
         "measured latency, from where it and ours both begin, and ours' there; then of the budgets of ID and OOD, how "
         "many where ours is clearly ahead at equal latency, level, clearly behind, or has nothing to compare with"
     )
     rows = []
     for name in cells.table:
-        held, used = held_and_used(cells, name)
+        held, used, _ = held_and_used(cells, name)
         ours, area = areas(cells, name)
         told = [number(held, ".1%"), number(100 * (1 - held), ".1f"), number(used, ".0%")]
         told += [number(100 * adjusted(cells, name), ".1f"), number(100 * area, ".2f"), number(100 * ours, ".2f")]
@@ -179,7 +182,8 @@ def domain_table(cells: Cells) -> None:
 def variant_table(cells: Cells) -> None:
     if not cells.variants:
         return
-    tell(f"{OURS} with one thing changed, points against it on the same episodes at equal budgets")
+    bases = dict.fromkeys(name.partition(":")[0] for name in cells.variants)
+    tell(f"{', '.join(bases)} with one thing changed, points against it on the same episodes at equal budgets")
     chosen = [
         rho
         for rho in (*cells.budgets, WHOLE)
@@ -188,7 +192,11 @@ def variant_table(cells: Cells) -> None:
     rows = [
         [
             name.partition(":")[2],
-            *(points(cells.ahead_at_budget(name, OURS, rho, side), "+") for side in cells.main for rho in chosen),
+            *(
+                points(cells.ahead_at_budget(name, name.partition(":")[0], rho, side), "+")
+                for side in cells.main
+                for rho in chosen
+            ),
         ]
         for name in cells.variants
     ]
@@ -230,7 +238,7 @@ def share_table(cells: Cells, name: str, targets: Sequence[str]) -> None:
     rows = []
     for target in targets:
         taken = [cells.rows[name, target, rho].latency / rho for rho in cells.budgets]
-        held, _ = held_and_used(cells, name, (target,))
+        held, *_ = held_and_used(cells, name, (target,))
         rows.append([target, *(number(share, ".0%") for share in taken), number(held, ".0%")])
     show(["target", *shares(cells.budgets), "held"], rows)
 

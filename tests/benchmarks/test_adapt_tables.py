@@ -79,8 +79,47 @@ def test_a_method_that_was_not_measured_is_neither_beaten_nor_ahead(bench):
 
 def test_an_episode_over_its_budget_counts_as_wrong(bench):
     cells = bench.cells.Cells.of({"ours": method(lambda _: 0.5, 0)}, measured(ours=1.01))
-    assert bench.figures.held_and_used(cells, "ours") == (0.0, pytest.approx(1.01))
+    assert bench.figures.held_and_used(cells, "ours") == (0.0, pytest.approx(1.01), pytest.approx(1.01))
     assert bench.figures.adjusted(cells, "ours") == 0
+
+
+def test_a_network_that_fits_whole_in_int8_has_used_what_there_is(bench):
+    ours = method(lambda _: 0.9, 0)
+    for row in ours["rows"]:
+        row["sizes"] = [["int8", *sizes[:1], min(sizes[1], 40)] for sizes in row["sizes"]]
+    places = {"int8 0 20": [0.19, 0.0], "int8 0 40": [0.3, 0.0]}  # the second is the whole network
+    cells = bench.cells.Cells.of({"ours": ours, "pruned": method(rising, 1)}, dict.fromkeys(TARGETS, places))
+    held, used, of_budget = bench.figures.held_and_used(cells, "ours")
+    assert held == 1
+    assert used == pytest.approx((0.19 / 0.2 + 1 + 1) / 3)
+    assert of_budget == pytest.approx((0.19 / 0.2 + 0.3 / 0.4 + 0.3 / 0.8) / 3)
+
+
+def test_baselines_with_the_int8_of_ours_are_compared_apart(bench):
+    names = ("ours", "ours-float", "global", "pruned-int8", "template-int8")
+    better = {"ours": 0.02, "template-int8": 0.03}
+    methods = {name: method(lambda rho, by=better.get(name, 0.0): rising(rho) + by, 0) for name in names}
+    cells = bench.cells.Cells.of(methods, measured(ours=0.95))
+    assert cells.baselines == ("global", "pruned-int8")
+    assert cells.rounded == ("pruned-int8", "template-int8")
+    figures = bench.figures.all_figures(cells, 1.0, [])
+    assert figures["frontier_wins_tight"] == 1
+    assert figures["frontier_wins_tight_in_float"] == figures["frontier_losses_in_float"] == 0
+    assert figures["frontier_wins_tight_in_int8"] == 0
+    assert figures["frontier_losses_in_int8"] == 1
+
+
+def test_a_side_that_one_method_skipped_is_compared_among_the_others_on_the_same_episodes(bench):
+    methods = {"ours": method(rising, 0), "other": method(rising, 0)}
+    for row in methods["other"]["rows"]:
+        some = [place for place, side in enumerate(row["side"]) if side == "id"][:9]
+        for name in ("accuracy", "side", "domain", "chosen"):
+            row[name] = [row[name][place] for place in some] if row[name] else []
+    cells = bench.cells.Cells.of(methods, measured(ours=1.0))
+    assert cells.judged("id") == ("ours", "other")
+    assert cells.judged("ood") == ("ours",)
+    assert cells.ahead_at_budget("ours", "other", 0.4, "id") == (0.0, 0.0)
+    assert [len(cells.all("ours", 0.4, side)) for side in ("id", "ood")] == [18, 24]
 
 
 @pytest.mark.parametrize("known", [measured(ours=0.95, left=0.9, other=0.9), {}])

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from apportion.methods.adapt.depth import (
     LEAST_USE,
+    as_wide_as_can_be,
     balanced_depths,
     every_depth,
     near_depths,
+    near_sizes,
     nested_depths,
     nested_path,
     sizes_by_depth,
@@ -56,6 +58,20 @@ def test_near_depths_are_the_steps_beside_the_settled_one(tiny):
         assert near_depths(family, 0.4) == near
         found = sizes_by_depth(family, torch.full((4,), 0.25), 0.4, tiny.clocks[0], None, near)
         assert set(found) <= set(near)
+
+
+def test_where_the_whole_fits_the_choice_beside_it_is_one_block_less_at_full_width(tiny):
+    family, clock = tiny.family(), tiny.clocks[0]
+    assert near_sizes(family, torch.full((4,), 0.25), 1.0, clock, None) == []
+    family.depth_KJ[3] = 2
+    (sizes,) = near_sizes(family, torch.full((4,), 0.25), 1.0, clock, None)
+    (place,) = family.block_places
+    blocks = list(tiny.partition)[place]
+    assert sizes[blocks.name] == 2
+    assert as_wide_as_can_be(clock, sizes)
+    assert clock.upper_ms(sizes) < LEAST_USE * clock.whole_ms
+    thinner = sizes | {next(m.name for m in tiny.partition if m.kind == "heads"): 1}
+    assert not as_wide_as_can_be(clock, thinner)
 
 
 @settings(max_examples=100, deadline=None)

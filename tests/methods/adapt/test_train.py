@@ -270,10 +270,10 @@ def test_depths_are_settled_by_the_losses_of_episodes_that_come_after_the_last_s
     family, clock = trainer.family, tiny.clocks[0]
     assert (family.depth_KJ == UNSETTLED).all()
     rows = trainer.settle(num_episodes=4)
-    assert (family.depth_KJ[-1] == UNSETTLED).all()
     episodes = [tiny.sampler.episode(20 * 3 + number) for number in range(4)]
     judged = []
-    for rho in family.knots[:-1]:
+    budgets = [*family.knots[:-1], family.knots[-2] ** 0.5]  # near the whole the least of those that it stands for
+    for rho in budgets:
         with torch.no_grad():
             means = [frozen_means(tiny.pools[episode.domain], episode) for episode in episodes]
             mixtures = [family.plan(mean_WF, rho, clock.name).alpha_M for mean_WF in means]
@@ -291,8 +291,9 @@ def test_depths_are_settled_by_the_losses_of_episodes_that_come_after_the_last_s
         assert told == pytest.approx({depth: np.mean(losses) for depth, losses in losses_of.items()}, abs=2e-4)
         judged.append({depth: np.array(losses) for depth, losses in losses_of.items()})
     assert sum(len(losses_of) > 1 for losses_of in judged) >= 3
-    settled = [family.depth(rho) for rho in family.knots[:-1]]
-    assert settled == nested_depths(every_depth(family), judged, balanced_depths(family)[:-1])
+    settled = [family.depth(rho * 1.001) for rho in budgets]
+    assert settled == nested_depths(every_depth(family), judged, balanced_depths(family))
+    assert family.depth(1.0) is None
 
 
 def test_slices_have_the_settled_depth_from_the_step_that_settles_it(tiny):
@@ -324,6 +325,12 @@ def test_a_share_of_the_slices_runs_at_depths_next_to_the_settled_one(tiny):
     assert others
     assert others <= {1, 3}
     assert 0.3 < seen.count(2) / len(seen) < 0.95
+    family.depth_KJ.fill_(3)
+    plan = family.plan_with(torch.full((4,), 0.25), 0.99, clock.name)
+    seen = [
+        round(trainer._wanted(plan, 0.99, clock.name, generator)[place].item() * 3) for _ in range(20)
+    ]  # two full blocks take less than they may, and there is no more of them
+    assert set(seen) == {2, 3}
 
 
 def test_a_slice_that_is_the_whole_network_has_nothing_to_learn_from_it(tiny):

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apportion.methods.adapt.clock import Clock, spread_start
+from apportion.methods.adapt.clock import Clock, Sizes, spread_start
 from apportion.methods.adapt.family import Family
-from apportion.methods.adapt.solve import sizes_at
+from apportion.methods.adapt.solve import left_out, sizes_at
 from apportion.models.partition import Module
 
 LEAST_USE = 0.85  # of a budget; depths that leave more of it are too shallow for it
@@ -33,8 +33,9 @@ def every_depth(family: Family) -> list[Depth]:
 
 
 def near_depths(family: Family, rho: float) -> list[Depth]:
-    """Those one step shallower and deeper than what was settled for a budget; none where nothing was."""
-    settled, depths = family.depth(rho), every_depth(family)
+    """Those one step shallower and deeper than what was settled for a budget, or than the whole; none if nothing was."""
+    depths = every_depth(family)
+    settled = depths[-1] if rho >= 1 and family.settled else family.depth(rho)
     if settled is None or settled not in depths:
         return []
     place = depths.index(settled)
@@ -58,6 +59,28 @@ def sizes_by_depth(
         if sizes is not None and clock.upper_ms(sizes) >= LEAST_USE * budget_ms:
             found[depth] = sizes
     return found
+
+
+def near_sizes(
+    family: Family, alpha_M: Tensor, rho: float, clock: Clock, value_L: Tensor | None, *, num_steps: int = 0
+) -> list[dict[str, int]]:
+    """Sizes at the depths near a budget's, for a support set to choose among: those that use it, or all there is."""
+    budget_ms, found = rho * clock.whole_ms, []
+    for depth in near_depths(family, rho):
+        sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=depth, num_steps=num_steps)
+        if sizes is not None and (clock.upper_ms(sizes) >= LEAST_USE * budget_ms or as_wide_as_can_be(clock, sizes)):
+            found.append(sizes)
+    return found
+
+
+def as_wide_as_can_be(clock: Clock, sizes: Sizes) -> bool:
+    """Whether nothing is cut in the blocks that stay."""
+    gone = set(left_out(clock, sizes))
+    return all(
+        sizes[module.name] == module.num_units
+        for module in clock.parts.partition
+        if not module.blocks and module.name not in gone
+    )
 
 
 def balanced_depths(family: Family) -> list[tuple[float, ...]]:

@@ -149,9 +149,16 @@ class Family(nn.Module):
         """Shares of a device's time by module."""
         return self._prices[device]
 
+    @property
+    def settled(self) -> bool:
+        """Whether training settled depths."""
+        return bool((self.depth_KJ != UNSETTLED).any())
+
     def depth(self, rho: float) -> tuple[int, ...] | None:
-        """How many blocks of each sequence a budget keeps; None where that was not settled."""
-        knot = round((KNOTS - 1) * (1 - math.log(min(max(rho, self.floor), 1.0)) / math.log(self.floor)))
+        """How many blocks of each sequence a budget keeps; None where that was not settled, or the whole fits."""
+        if rho >= 1:
+            return None
+        knot = round((KNOTS - 1) * (1 - math.log(max(rho, self.floor)) / math.log(self.floor)))
         depth_J: list[int] = self.depth_KJ[knot].tolist()
         return None if UNSETTLED in depth_J else tuple(depth_J)
 

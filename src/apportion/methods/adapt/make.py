@@ -18,7 +18,7 @@ from torch.nn import functional
 from apportion.errors import DataError
 from apportion.methods.adapt.adapt import Learned
 from apportion.methods.adapt.clock import Clock
-from apportion.methods.adapt.depth import near_depths, sizes_by_depth, surely_least
+from apportion.methods.adapt.depth import near_sizes, surely_least
 from apportion.methods.adapt.pool import read_pool
 from apportion.methods.adapt.posterior import Posterior, averse_choice, mixture_posterior
 from apportion.methods.adapt.solve import NUM_STEPS, Solved, refine_mixture, smallest, solve
@@ -134,8 +134,8 @@ def make(
     begun = time.perf_counter()
     alpha_M, solved, num_passes = _settle(loss, sized, solved, posterior, wish)
     if wish.depths and not least:
-        near = sizes_by_depth(family, alpha_M, rho, clock, value_L, near_depths(family, rho), num_steps=num_steps)
-        choices = [solved.sizes, *near.values()]
+        near = near_sizes(family, alpha_M, rho, clock, value_L, num_steps=num_steps)
+        choices = [solved.sizes, *near]
         num_passes += len(choices) if near else 0
         sizes = choices[surely_least([losses(alpha_M, one) for one in choices]) if near else 0]
         solved = Solved(alpha_M, sizes, clock.predict_ms(sizes), clock.upper_ms(sizes))

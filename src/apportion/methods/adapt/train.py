@@ -285,7 +285,9 @@ class Trainer:
             near = near_depths(self.family, rho)
             other = near[int(torch.randint(len(near), (), generator=generator))] if near else depth
             other_L = along_path(self.family, plan.alpha_M, clock, limit_ms, name, other)
-            if LEAST_USE * limit_ms <= clock.relaxed_upper_ms(other_L) <= limit_ms:
+            most_L = along_path(self.family, plan.alpha_M, clock, math.inf, name, other)
+            upper_ms = clock.relaxed_upper_ms(other_L)
+            if upper_ms <= limit_ms and (upper_ms >= LEAST_USE * limit_ms or torch.equal(other_L, most_L)):
                 return other_L
         return along_path(self.family, plan.alpha_M, clock, limit_ms, name, depth)
 
@@ -298,9 +300,9 @@ class Trainer:
             \quad \overline{\mathrm{Lat}}(s(d(\rho))) \le \rho \, \mathrm{Lat}_0
 
         :math:`d^*_k` loses least at a budget and :math:`\sigma_k` is the standard error of the mean; :math:`s(d)` has
-        :math:`d` blocks and the widths of the policy's path that fill the budget on the first device. Of paths that are
-        as good the most balanced is taken (``nested_depths``). Episodes are training ones that come after the last
-        step.
+        :math:`d` blocks and the widths of the policy's path that fill the budget on the first device. Budgets are the
+        knots, and for those near the whole the least of them. Of paths that are as good the most balanced is taken
+        (``nested_depths``). Episodes are training ones that come after the last step.
 
         Returns:
             What every depth lost at every budget.
@@ -311,7 +313,7 @@ class Trainer:
         mean_of = [frozen_means(pool, episode) for pool, episode in drawn]
         rows: list[dict[str, Any]] = []
         judged: list[dict[Depth, np.ndarray]] = []
-        for rho in family.knots[:-1]:
+        for rho in (*family.knots[:-1], math.sqrt(family.knots[-2])):
             alpha_EM = torch.stack([family.plan(mean_WF, rho, clock.name).alpha_M for mean_WF in mean_of])
             value_L = module_values(self.value_BL, rho, family.floor) if learned else None
             judged.append({})
@@ -321,7 +323,7 @@ class Trainer:
                 rows.append({"rho": round(rho, 4), "depth": depth, "loss": round(float(loss_E.mean()), 4)})
                 judged[-1][depth] = loss_E
         if rows:
-            chosen = nested_depths(every_depth(family), judged, balanced_depths(family)[:-1])
+            chosen = nested_depths(every_depth(family), judged, balanced_depths(family))
             for knot, settled in enumerate(chosen):
                 family.depth_KJ[knot] = torch.tensor(UNSETTLED if settled is None else settled)
         return rows

@@ -74,7 +74,7 @@ class Cells:
             for side in sides
         }
         rows = {
-            key: Row(*(np.concatenate(parts) for parts in zip(*(row.first(s, least[key[1], s]) for s in sides), strict=True)))
+            key: Row(*map(np.concatenate, zip(*(row.first(s, least[key[1], s]) for s in sides), strict=True)))
             for key, row in rows.items()
         }
         return cls(

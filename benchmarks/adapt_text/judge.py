@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
-from rounded import int8_features
 from safetensors.torch import load_file
 from suite import DEVICE, SUITES, TARGETS, Suite, cpu_copy, forks, make_family, options, read_clocks, read_suite
+from together import Together
 from torch import Tensor
 
 from apportion.cost.parts import Parts
 from apportion.methods.adapt.depth import near_sizes, surely_least
-from apportion.methods.adapt.episodes import episode_features, frozen_means, logits
+from apportion.methods.adapt.episodes import frozen_means
 from apportion.methods.adapt.family import Family
-from apportion.methods.adapt.make import left_out_losses
 from apportion.methods.adapt.pool import Pool
 from apportion.methods.adapt.solve import refine_mixture, solve
 from apportion.methods.adapt.train import module_values
@@ -124,6 +122,7 @@ def judge(
     for row in rows.values():
         row |= {"side": [], "domain": []}
     known: dict[tuple, list[dict[str, int]]] = {}
+    whole = {module.name: module.num_units for module in family.partition}
     learned = method.allocation == "learned" and method.train
     shots = int(variant[0]) if variant.endswith("-shot") else SHAPE.shots
     for number in range(args.episodes // 2 if variant else args.episodes):
@@ -140,43 +139,45 @@ def judge(
             with torch.no_grad():
                 means_WF = frozen_means(pool, episode)
             generator = np.random.default_rng([number, len(side)])
-            losses = support_losses(family, pool, episode)
-            judged: dict[tuple, float] = {}  # the whole network in int8 is within several budgets
+            asked: dict[float, tuple[Tensor, list[dict[str, int]], bool]] = {}
             for rho in budgets:
                 budget_ms, int8 = rho * clock.whole_ms, ticking is not clock and rho < 1
                 at = min(1.0, budget_ms / ticking.whole_ms)
-                with torch.inference_mode():
-                    plan = family.plan(means_WF, at, trained)
-                    alpha_M = routed(plan.alpha_M, variant, generator)
-                key = (clock.name, rho, tuple((100 * alpha_M).round().int().tolist()) if learned else ())
-                if key not in known and rho < 1:
+                with torch.no_grad():
+                    alpha_M = routed(family.plan(means_WF, at, trained).alpha_M, variant, generator)
+                name = (clock.name, rho, tuple((100 * alpha_M).round().int().tolist()) if learned else ())
+                if name not in known and rho < 1:
                     value_L = module_values(value_BL, at, family.floor)
                     steps = 0 if ticking.name in family.clocks else 12
                     worth_L = value_L if learned else None
-                    choices = [solve(family, alpha_M, budget_ms, ticking, worth_L, num_steps=steps).sizes]
+                    known[name] = [solve(family, alpha_M, budget_ms, ticking, worth_L, num_steps=steps).sizes]
                     if method.near:
-                        choices += near_sizes(family, alpha_M, at, ticking, worth_L, num_steps=steps)
-                    known[key] = choices
+                        known[name] += near_sizes(family, alpha_M, at, ticking, worth_L, num_steps=steps)
+                asked[rho] = (alpha_M, known[name] if rho < 1 else [whole], int8)
+            together = Together(family, pool, episode)
+            together.run(  # of several in int8 the losses in float choose
+                (alpha_M, family.keep_of(sizes), int8 and len(choices) == 1)
+                for alpha_M, choices, int8 in asked.values()
+                for sizes in choices
+            )
+            chosen: dict[float, tuple[Tensor, dict[str, int], bool]] = {}
+            for rho, (alpha_M, choices, int8) in asked.items():
+                sizes = choices[0]
+                if len(choices) > 1:
+                    losses = [together.support_losses(alpha_M, family.keep_of(each)) for each in choices]
+                    sizes = choices[surely_least(losses)]
+                if variant == "refined":
+                    alpha_M, _ = refine_mixture(partial(mean_loss, together, family.keep_of(sizes)), alpha_M)
+                chosen[rho] = (alpha_M, sizes, int8)
+            together.run((alpha_M, family.keep_of(sizes), int8) for alpha_M, sizes, int8 in chosen.values())
+            for rho, (alpha_M, sizes, int8) in chosen.items():
                 row = rows[clock.name, rho]
-                keep_G = torch.ones(family.groups.count)
                 if rho < 1:
-                    chosen = known[key][0]
-                    if len(known[key]) > 1:
-                        with torch.inference_mode():
-                            each = [losses(alpha_M, family.keep_of(one)) for one in known[key]]
-                        chosen = known[key][surely_least(each)]
-                    sizes = [*(["int8"] if int8 else []), *chosen.values()]
-                    if sizes not in row["sizes"]:
-                        row["sizes"].append(sizes)
-                    row["chosen"].append(row["sizes"].index(sizes))
-                    keep_G = family.keep_of(chosen)
-                with torch.inference_mode():
-                    if variant == "refined":
-                        alpha_M, _ = refine_mixture(partial(mean_loss, losses, keep_G), alpha_M)
-                    what = (int8, *alpha_M.tolist(), *keep_G.tolist())
-                    if what not in judged:
-                        judged[what] = accuracy(family, pool, episode, alpha_M, keep_G, int8=int8)
-                    row["accuracy"].append(judged[what])
+                    told = [*(["int8"] if int8 else []), *sizes.values()]
+                    if told not in row["sizes"]:
+                        row["sizes"].append(told)
+                    row["chosen"].append(row["sizes"].index(told))
+                row["accuracy"].append(together.accuracy(alpha_M, family.keep_of(sizes), int8))
                 row["side"].append(side)
                 row["domain"].append(episode.domain)
     return [row for row in rows.values() if row["accuracy"]]
@@ -198,36 +199,8 @@ def routed(alpha_M: Tensor, variant: str, generator: np.random.Generator) -> Ten
     return torch.full_like(alpha_M, 1 / len(alpha_M)) if variant == "even" else alpha_M
 
 
-def support_losses(family: Family, pool: Pool, episode: Episode) -> Callable[[Tensor, Tensor], Tensor]:
-    """The left-out losses of the support by mixture and keep gates, each pair computed once."""
-    inputs, label_S = pool.at(episode.support.row_N), torch.from_numpy(episode.support.label_N)
-    scale = float(family.log_scale.detach().exp())
-    known: dict[tuple, Tensor] = {}
-
-    def losses(alpha_M: Tensor, keep_G: Tensor) -> Tensor:
-        what = (*alpha_M.tolist(), *keep_G.tolist())
-        if what not in known:
-            feature_SF = family.embed(inputs, family.gates(alpha_M), keep_G).float().cpu()
-            known[what] = left_out_losses(feature_SF, label_S, episode.ways, scale)
-        return known[what]
-
-    return losses
-
-
-def mean_loss(losses: Callable[[Tensor, Tensor], Tensor], keep_G: Tensor, alpha_M: Tensor) -> float:
-    return float(losses(alpha_M, keep_G).mean())
-
-
-def accuracy(family: Family, pool: Pool, episode: Episode, alpha_M: Tensor, keep_G: Tensor, *, int8: bool) -> float:
-    gate_G = family.gates(alpha_M)
-    if int8:
-        rows = np.concatenate([episode.support.row_N, episode.query.row_N])
-        feature_NF = int8_features(family, pool.at(rows), len(episode.support), gate_G, keep_G).float()
-    else:
-        feature_NF = episode_features(family, pool, episode, gate_G, keep_G)
-    logit_QW = logits(family, episode, feature_NF)
-    label_Q = torch.from_numpy(episode.query.label_N).to(logit_QW.device)
-    return round(float((logit_QW.argmax(-1) == label_Q).float().mean()), 4)
+def mean_loss(together: Together, keep_G: Tensor, alpha_M: Tensor) -> float:
+    return float(together.support_losses(alpha_M, keep_G).mean())
 
 
 @torch.no_grad()

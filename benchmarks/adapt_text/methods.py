@@ -44,8 +44,8 @@ class Method:
 
 METHODS = {
     "ours": Method(
-        says="per-module budgets by primal-dual training; router sees support and budget; the support set chooses among "
-        "depths; slices in int8 where the runtime has it",
+        says="per-module budgets by primal-dual training; router sees support and budget; the support set chooses "
+        "among depths; slices in int8 where the runtime has it",
         near=0.5,
         int8=True,
     ),

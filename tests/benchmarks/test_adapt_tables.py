@@ -3,6 +3,7 @@
 import importlib
 import math
 import xml.etree.ElementTree
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,6 +49,10 @@ def measured(**used):
 
 def rising(rho):
     return 0.9 + 0.05 * math.log(rho)
+
+
+def raised(by, rho):
+    return rising(rho) + by
 
 
 def test_a_method_that_uses_less_of_its_budgets_is_behind_at_budgets_and_level_at_latencies(bench):
@@ -98,7 +103,7 @@ def test_a_network_that_fits_whole_in_int8_has_used_what_there_is(bench):
 def test_baselines_with_the_int8_of_ours_are_compared_apart(bench):
     names = ("ours", "ours-float", "global", "pruned-int8", "template-int8")
     better = {"ours": 0.02, "template-int8": 0.03}
-    methods = {name: method(lambda rho, by=better.get(name, 0.0): rising(rho) + by, 0) for name in names}
+    methods = {name: method(partial(raised, better.get(name, 0.0)), 0) for name in names}
     cells = bench.cells.Cells.of(methods, measured(ours=0.95))
     assert cells.baselines == ("global", "pruned-int8")
     assert cells.rounded == ("pruned-int8", "template-int8")

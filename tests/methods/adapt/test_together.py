@@ -30,7 +30,8 @@ def test_networks_run_together_give_the_features_of_each_alone(tiny, bench, monk
     pool, generator = tiny.pools[episode.domain], np.random.default_rng(0)
     wanted = []
     for share in (1.0, 0.7, 0.4):
-        sizes = {m.name: max(s for s in m.sizes() if s <= max(share * m.num_units, m.sizes()[0])) for m in tiny.partition}
+        most = {m.name: max(share * m.num_units, m.sizes()[0]) for m in tiny.partition}
+        sizes = {m.name: max(size for size in m.sizes() if size <= most[m.name]) for m in tiny.partition}
         wanted.append((torch.from_numpy(generator.dirichlet(np.ones(4))).float(), family.keep_of(sizes), int8))
     together = bench.Together(family, pool, episode)
     together.run([*wanted, wanted[0]])

@@ -33,7 +33,7 @@ def every_depth(family: Family) -> list[Depth]:
 
 
 def near_depths(family: Family, rho: float) -> list[Depth]:
-    """Those one step shallower and deeper than what was settled for a budget, or than the whole; none if nothing was."""
+    """Those a step shallower and deeper than what was settled for a budget, or than the whole; none if nothing was."""
     depths = every_depth(family)
     settled = depths[-1] if rho >= 1 and family.settled else family.depth(rho)
     if settled is None or settled not in depths:

@@ -132,8 +132,8 @@ def method_table(cells: Cells) -> None:
         "to hold (all of them: sizes are rounded until their bound does) less held; used: mean share taken of the "
         "budget, or of the whole network in the precision chosen where that is less; adjusted: accuracy with zero "
         "where the budget is broken; area: mean accuracy over the logarithm of measured latency, from where it and "
-        "ours both begin, and ours' there; then of the budgets of ID and OOD, how many where ours is clearly ahead at equal "
-        "latency, level, clearly behind, or has nothing to compare with"
+        "ours both begin, and ours' there; then of the budgets of ID and OOD, how many where ours is clearly ahead at "
+        "equal latency, level, clearly behind, or has nothing to compare with"
     )
     rows = []
     for name in cells.table:

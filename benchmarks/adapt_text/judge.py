@@ -145,7 +145,8 @@ def judge(
                 at = min(1.0, budget_ms / ticking.whole_ms)
                 with torch.no_grad():
                     alpha_M = routed(family.plan(means_WF, at, trained).alpha_M, variant, generator)
-                name = (clock.name, rho, tuple((100 * alpha_M).round().int().tolist()) if learned else ())
+                # sizes hardly depend on the mixture: one choice for all that are alike to a tenth
+                name = (clock.name, rho, tuple((10 * alpha_M).round().int().tolist()) if learned else ())
                 if name not in known and rho < 1:
                     value_L = module_values(value_BL, at, family.floor)
                     steps = 0 if ticking.name in family.clocks else 12

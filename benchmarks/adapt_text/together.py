@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from rounded import int8_features
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from apportion.methods.adapt.episodes import logits
 from apportion.methods.adapt.family import Family
@@ -50,7 +51,8 @@ class Together:
                 return int8_features(self.family, self.inputs, len(self.episode.support), gate_G, keep_G)
             return self.family.embed(self.inputs, gate_G, keep_G)
 
-        return torch.vmap(one)(gate_PG, keep_PG).float().cpu().unbind(0)
+        with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for several networks, or not on every device
+            return torch.vmap(one)(gate_PG, keep_PG).float().cpu().unbind(0)
 
     def features(self, alpha_M: Tensor, keep_G: Tensor, int8: bool = False) -> Tensor:
         """Shape (S + Q, F)."""

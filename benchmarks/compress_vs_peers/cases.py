@@ -24,12 +24,22 @@ NUM_TEXTS = 2000
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the data that tools are given, and the steps of fine-tuning that each stage or rung may take."""
+    """A model, the data that tools are given, and the steps of fine-tuning that each stage or rung may take.
+
+    ``floor`` is the lowest budget, a share of the original's latency, and ``rungs`` how many lead there; ``deepest`` is
+    the share of channels and heads that the last stage of a tool takes which prunes without a clock.
+    """
 
     name: str
     ref: str
     steps: int
-    floor: float  # the lowest budget, a share of the original's latency
+    floor: float
+    rungs: int = 5
+    deepest: float = 0.66
+
+    @property
+    def budgets(self) -> list[float]:
+        return [self.floor ** (place / self.rungs) for place in range(1, self.rungs + 1)]
 
     @property
     def factory(self) -> str | None:
@@ -66,7 +76,7 @@ class Case:
 
 CASES = {
     "resnet20": Case("resnet20", "benchmarks.compress_vs_peers.networks:resnet20", steps=150, floor=0.25),
-    "minilm": Case("minilm", "minilm", steps=150, floor=0.25),
+    "minilm": Case("minilm", "minilm", steps=150, floor=0.15, rungs=6, deepest=0.8),
     "mobilenetv2": Case("mobilenetv2", "benchmarks.compress_vs_peers.networks:mobilenetv2", steps=150, floor=0.4),
 }
 

@@ -31,15 +31,14 @@ from benchmarks.compress_vs_peers.points import ORIGINAL, Point, judged, read, s
 
 HERE = Path(__file__).parent
 TARGETS = ("ort-cpu-1t", "openvino-cpu-1t")
-RUNGS = 5
 PACKAGES = ("torch", "torch-pruning", "nncf", "onnxruntime", "openvino", "moocore")
 
 
 class Pair:
     """One model on one target: its points, made where they are not saved yet."""
 
-    def __init__(self, case: Case, target: Target, folder: Path, rungs: int, again: bool = False) -> None:
-        self.case, self.target, self.rungs, self.again = case, target, rungs, again
+    def __init__(self, case: Case, target: Target, folder: Path, again: bool = False) -> None:
+        self.case, self.target, self.again = case, target, again
         self.work = WORK / case.name / target.name
         self.path = folder / f"{case.name}.{target.name}.json"
         self.points = [point for point in read(self.path) if Path(point.artefact).is_dir()]
@@ -83,7 +82,7 @@ def run_ours(pair: Pair) -> None:
         "--budget",
         f"latency<={case.floor:.0%}@{target.name}",
     ]
-    command += ["--data", case.data, "--rungs", str(pair.rungs), "--repair-steps", str(case.steps)]
+    command += ["--data", case.data, "--rungs", str(case.rungs), "--repair-steps", str(case.steps)]
     done = subprocess.run([*command, "-o", str(run), "--json"], capture_output=True, text=True)
     if done.returncode == 2 or not (run / "result.json").is_file():
         raise SystemExit(f"apportion fit failed: {done.stderr[-500:]}")
@@ -91,7 +90,7 @@ def run_ours(pair: Pair) -> None:
     for rung in told["ladder"]:
         if rung["met"]:
             artefact = run / "rungs" / str(rung["rung"]) / "artefact"  # the certified files themselves
-            limit = case.floor ** (rung["rung"] / pair.rungs)
+            limit = case.budgets[rung["rung"] - 1]
             pair.add(table.OURS, f"rung {rung['rung']}", told["seconds"], artefact, promised=limit)
 
 
@@ -147,16 +146,18 @@ def main() -> None:
     torch.set_num_threads(1)
     summary = Summary(HERE)
     folder = args.points or (WORK / "quick" if args.quick else HERE / "results" / "points")
-    names, targets, rungs = args.models, TARGETS, RUNGS
+    names, targets = args.models, TARGETS
     if args.quick:
-        names, targets, rungs, tools.STAGES = ["resnet20"], TARGETS[:1], 3, 3
+        names, targets, tools.STAGES = ["resnet20"], TARGETS[:1], 3
     results: dict[tuple[str, str], list[Point]] = {}
+    budgets: dict[str, list[float]] = {}
     for name in names:
-        case = replace(CASES[name], steps=30) if args.quick else CASES[name]
+        case = replace(CASES[name], steps=30, rungs=3) if args.quick else CASES[name]
+        budgets[name] = case.budgets
         if args.saved:
             found = {target: read(folder / f"{name}.{target}.json") for target in targets}
         else:
-            pairs = [Pair(case, working_target(target), folder, rungs, args.again) for target in targets]
+            pairs = [Pair(case, working_target(target), folder, args.again) for target in targets]
             for pair in pairs:
                 if args.quick:
                     pair.work = WORK / "quick" / name
@@ -178,7 +179,7 @@ def main() -> None:
                 print(f"{name} on {target}: not measured to the end yet; run again without --saved", flush=True)
     if args.only:
         return
-    figures = table.show(results, {name: CASES[name].floor for name in names}, rungs)
+    figures = table.show(results, budgets)
     if args.points is None:
         summary.write(figures, packages=PACKAGES, quick=args.quick)
 

@@ -18,10 +18,6 @@ MACS_TOOLS = ("TP uniform", "TP global", "FastNAS")
 ACCURACY_TOOLS = ("NNCF controlled", "Olive")
 
 
-def budgets(floor: float, rungs: int) -> list[float]:
-    return [floor ** (place / rungs) for place in range(1, rungs + 1)]
-
-
 def best_within(points: Sequence[Point], tool: str, budget: float) -> Point | None:
     """The most accurate point of a tool within a budget; of a tool that quantises after pruning, int8 alone counts."""
     named = {tool, "NNCF"} if tool.endswith("+ NNCF") else {tool}
@@ -65,11 +61,11 @@ def promises(points: Sequence[Point], tool: str, wanted: Sequence[float]) -> tup
     return sum(point.ratio <= budget for budget, point in made), len(made)
 
 
-def show(results: Mapping[tuple[str, str], Sequence[Point]], floors: Mapping[str, float], rungs: int) -> dict:
+def show(results: Mapping[tuple[str, str], Sequence[Point]], budgets: Mapping[str, Sequence[float]]) -> dict:
     verdicts, volumes, times = [], [], []
     kept: dict[str, list[int]] = {}
     for (model, target), points in results.items():
-        wanted = budgets(floors[model], rungs)
+        wanted = budgets[model]
         names = sorted({point.tool for point in points} - {ORIGINAL, OURS})
         original = next(point for point in points if point.tool == ORIGINAL)
         print(f"\n### {model} on {target}: accuracy {original.accuracy:.1%} at the start, {original.count} examples\n")

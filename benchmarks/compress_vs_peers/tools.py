@@ -28,7 +28,7 @@ from apportion.methods.compress.repair import Distil, DistilOptions
 from apportion.models.network import Network, float_outputs, forward, read_output
 from apportion.tasks.shaped import shaped
 
-STAGES, LAST_RATIO, ROUND_TO = 6, 0.66, 4
+STAGES, ROUND_TO = 6, 4
 MAX_DROP = 0.01
 
 
@@ -47,13 +47,13 @@ def prune_in_stages(case: Case, *, everywhere: bool) -> Iterator[tuple[Network, 
             inputs,
             importance=tp.importance.GroupMagnitudeImportance(p=2),
             global_pruning=everywhere,
-            pruning_ratio=LAST_RATIO,
+            pruning_ratio=case.deepest,
             max_pruning_ratio=0.9,
             iterative_steps=STAGES,
             round_to=ROUND_TO,
             forward_fn=forward,
             output_transform=lambda output: sum(tensor.sum() for tensor in float_outputs(output)),
-            **_encoder_options(module),
+            **_encoder_options(module, case.deepest),
         )
         if not everywhere:
             pruner.per_step_head_pruning_ratio = _shares_of_the_rest(pruner.per_step_head_pruning_ratio)
@@ -67,7 +67,7 @@ def prune_in_stages(case: Case, *, everywhere: bool) -> Iterator[tuple[Network, 
             yield repaired, left / whole
 
 
-def _encoder_options(module: torch.nn.Module) -> dict:
+def _encoder_options(module: torch.nn.Module, deepest: float) -> dict:
     """As in Torch-Pruning's example for BERT: whole heads; the stream between blocks keeps its width."""
     if not hasattr(module, "config"):
         return {"ignored_layers": [module.head]}
@@ -83,7 +83,7 @@ def _encoder_options(module: torch.nn.Module) -> dict:
         "num_heads": heads,
         "prune_num_heads": True,
         "prune_head_dims": False,
-        "head_pruning_ratio": LAST_RATIO,
+        "head_pruning_ratio": deepest,
     }
 
 

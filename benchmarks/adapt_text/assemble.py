@@ -1,6 +1,6 @@
 """Make a run folder, as ``apportion adapt`` leaves it, out of what ``train.py`` and ``judge.py`` left for ours.
 
-.venv/bin/python benchmarks/adapt_text/assemble.py --suite text --trained FOLDER --profiles FOLDER -o runs/adapt-gpu
+.venv/bin/python benchmarks/adapt_text/assemble.py --suite text --trained FOLDER -o runs/adapt-gpu
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from safetensors.torch import load_file, save
-from suite import SUITES, TARGETS
+from suite import PROFILES, SUITES, TARGETS
 
 from apportion.core.folder import write_whole
 from apportion.cost.profile import Profile
@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", choices=SUITES, default="text")
     parser.add_argument("--trained", type=Path, required=True)
-    parser.add_argument("--profiles", type=Path, required=True)
+    parser.add_argument("--profiles", type=Path, default=PROFILES)
     parser.add_argument("-o", "--out", type=Path, required=True)
     args = parser.parse_args()
     model = SUITES[args.suite][0]

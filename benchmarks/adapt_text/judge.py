@@ -1,6 +1,6 @@
 """Judge trained methods on episodes at every budget, each in a process, on a CUDA machine; ``train.py`` comes first.
 
-    python3 benchmarks/adapt_text/judge.py --suite text --model FOLDER --profiles FOLDER --out FOLDER
+    python3 benchmarks/adapt_text/judge.py --suite text --model FOLDER --out FOLDER
 
 Episodes visit the targets in turn. Leaves ``results.jsonl``: accuracy of every episode by target and budget, with the
 sizes that were chosen for it. A name such as ``ours:even`` judges a method with one thing changed.
@@ -44,10 +44,13 @@ TWINS = {"ort-cpu-1t": "ort-int8-cpu-1t", "openvino-cpu-1t": "openvino-int8-cpu-
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--episodes", type=int, default=600, help="of each side, ID and OOD")
+    parser.add_argument("--changed", metavar="METHOD", help="judge a method with each thing changed instead")
     parser.add_argument("--wall", type=float, default=1e9, help="stop after these seconds in all")
     args = parser.parse_args()
     until = time.time() + args.wall
     torch.set_num_threads(8)
+    if args.changed:
+        args.methods = ",".join(f"{args.changed}:{variant}" for variant in VARIANTS)
     suite = read_suite(args.suite, args.model, args.classes, ("id", "ood"))
     changed = [name for name in args.methods.split(",") if name.partition(":")[2] not in ("", *VARIANTS)]
     if changed:

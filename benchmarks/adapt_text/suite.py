@@ -31,6 +31,7 @@ from methods import METHODS, start_fractions
 SUITES = {"text": ("minilm", "text"), "vision": ("vit-64", "vision")}
 SIDES = ("train", "id", "ood")
 TARGETS = ("ort-cpu-1t", "openvino-cpu-1t", "torch-cpu-1t")
+PROFILES = Path(__file__).with_name("profiles")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -56,7 +57,7 @@ def options(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--suite", choices=SUITES, default="text")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--model", help="folder of the backbone, where its package is not installed")
-    parser.add_argument("--profiles", type=Path, required=True, help="folder of MODEL-TARGET.json")
+    parser.add_argument("--profiles", type=Path, default=PROFILES, help="folder of MODEL-TARGET.json")
     parser.add_argument("--classes", type=int, default=400, help="most classes of a domain")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)

@@ -1,6 +1,6 @@
 """Train the methods of an adapt benchmark, each in a process, on a CUDA machine; ``judge.py`` comes after it.
 
-    python3 benchmarks/adapt_text/train.py --suite text --model FOLDER --profiles FOLDER --out FOLDER
+    python3 benchmarks/adapt_text/train.py --suite text --model FOLDER --out FOLDER
 
 Leaves, for every method, its family, the log of its training and what a reader of the family needs.
 """

@@ -55,5 +55,11 @@ class MeasureError(ApportionError, RuntimeError):
     """A measurement that could not be made; the candidate died, hung or ran out of memory."""
 
 
+class LostError(MeasureError):
+    """A model that was made for a budget and can't be measured, where the original can: the budget is not met."""
+
+    exit_code = Exit.NOT_MET
+
+
 class DataError(ApportionError, ValueError):
     """Data that can't be found or read."""

@@ -1,6 +1,8 @@
 """Files and folders appear whole or not at all; a run's folder is one run's."""
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +46,26 @@ def test_a_folder_takes_its_place_only_when_the_block_ends_well(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["place"]
 
 
+def test_what_a_killed_process_left_is_swept_up_and_put_back(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / f".place.{gone.pid}.tmp").mkdir()
+    (tmp_path / f".place.{gone.pid}.old").mkdir()
+    (tmp_path / f".place.{gone.pid}.old" / "kept").write_text("was there")
+    (tmp_path / ".place.1.tmp").mkdir()  # of a process that runs
+    with whole_folder(tmp_path / "place"):
+        assert (tmp_path / "place" / "kept").read_text() == "was there"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".place.1.tmp", "place"]
+
+
+def test_the_folder_that_one_stands_in_may_be_replaced(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with whole_folder(Path(".")) as draft:
+        (draft / "a").write_text("new")
+    assert (tmp_path / "here" / "a").read_text() == "new"
+
+
 def test_a_run_folder_keeps_one_run(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin("me", {"model": "minilm"})
@@ -65,6 +87,12 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
         RunFolder(tmp_path).certificate()
     RunFolder(tmp_path).write("result.json", {"met": False})
     with pytest.raises(ApportionError, match=r"the run ended without one.*; ask for less"):
+        RunFolder(tmp_path).certificate()
+    RunFolder(tmp_path).write("result.json", {"met": True})
+    with pytest.raises(ApportionError, match="the run was not measured"):
+        RunFolder(tmp_path).certificate()
+    (tmp_path / "certificate.json").write_bytes(b"\xff{}")
+    with pytest.raises(ApportionError, match="not a certificate"):
         RunFolder(tmp_path).certificate()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from apportion.device.conditions import conditions_of, disturbance, explain, merged
@@ -61,3 +63,9 @@ def test_where_energy_is_missing_in_one_process_it_is_missing():
     assert "energy" not in conditions_of([run()], 1)
     assert merged({"energy": measured}, {"energy": missing})["energy"] == missing
     assert "energy" not in merged({}, {})
+
+
+def test_a_session_that_goes_on_later_was_measured_then():
+    first, then = conditions_of([run()], 1), conditions_of([run()], 1) | {"measured_at": "9999-01-01T00:00:00+00:00"}
+    assert datetime.fromisoformat(first["measured_at"]).tzinfo is not None
+    assert merged(first, then)["measured_at"] == then["measured_at"]

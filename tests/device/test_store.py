@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from apportion.device.store import Store
+from apportion.errors import ApportionError
 
 
 def session(median_ms: float) -> dict:
@@ -99,3 +100,9 @@ def test_a_transaction_cut_off_before_its_end_is_rolled_back(tmp_path):
     assert Store(path).get_or_make({"what": 0}, lambda: pytest.fail("lost")) == session(1.0)
     with sqlite3.connect(path) as database:
         assert database.execute("SELECT count(*) FROM measurement").fetchone() == (1,)
+
+
+def test_a_damaged_store_is_told_in_one_line(tmp_path):
+    (tmp_path / "store.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(ApportionError, match=r"store\.sqlite: .*move it away"):
+        Store(tmp_path / "store.sqlite")

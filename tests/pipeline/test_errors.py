@@ -25,6 +25,7 @@ CNN = "tests.factories:small_cnn"
         ("150%", "at most 100%"),
         ("energy<=3mJ", "can't limit energy"),
         ("8ms@toaster", "unknown target 'toaster'"),
+        ("8ms@ort-int8-cpu-1t", "name ort-cpu-1t"),
     ],
 )
 def test_a_bad_budget(told, tmp_path, budget, part):
@@ -97,6 +98,34 @@ def test_a_quality_floor_out_of_reach_is_a_named_outcome(apportion, images):
     assert result["exit"] == 3
     assert result["outcome"] == "quality collapse"
     assert result["met"] is False
+
+
+def test_a_rung_that_fails_leaves_the_one_before_in_use(apportion, tmp_path, images):
+    asked = ("fit", CNN, "--budget", "params<=12%", "--quality-floor", "72%", "--rungs", 3, "--repair-steps", 150)
+    result = apportion.json(*asked, "--data", images, "-o", "run")
+    met = [rung["rung"] for rung in result["ladder"] if rung["met"]]
+    assert result["exit"] == 3
+    assert met == list(range(1, len(result["ladder"])))
+    assert met
+    assert (tmp_path / "run" / "model").resolve() == tmp_path / "run" / "rungs" / str(met[-1]) / "model"
+    verified = apportion.json("verify", "run", "--model", CNN)
+    assert verified["met"] is True
+    assert verified["final"]["params"] == result["ladder"][met[-1] - 1]["final"]["params"]
+
+
+def test_another_original_or_other_data_are_not_what_was_promised_about(apportion, told, tmp_path, images):
+    assert (
+        apportion.json("fit", CNN, "--budget", "params<=80%", "--rungs", 1, "-o", "run", "--data", images)["exit"] == 0
+    )
+    assert apportion.json("verify", "run", "--model", CNN)["exit"] == 0
+    content = images.read_bytes()
+    images.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert_one_line(told("verify", "run", "--model", CNN, "--json"), 2, "not those that run was made from")
+
+
+def test_a_factory_says_how_many_examples_it_brings(told, images):
+    done = told("fit", CNN, "--budget", "params<=80%", "--batch", 8, "-o", "run", "--data", images, "--json")
+    assert_one_line(done, 2, "brings its own example inputs", "make them 8")
 
 
 def test_a_finished_run_is_neither_overwritten_nor_verified_after_a_change(apportion, told, tmp_path, images):

@@ -126,7 +126,7 @@ def test_kill_9_at_three_random_moments_changes_nothing(apportion, tmp_path, ima
         for name in ("run", "seconds"):
             result.pop(name)
     assert resumed == undisturbed
-    leftovers = [path.name for path in (tmp_path / "killed").iterdir() if path.name.endswith((".tmp", ".old"))]
+    leftovers = [path.name for path in (tmp_path / "killed").rglob(".*")]
     assert leftovers == []
 
 

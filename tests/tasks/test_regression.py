@@ -120,6 +120,14 @@ def test_whole_targets_are_classes_unless_read_as_numbers(tmp_path, generator):
     assert load_examples(network, path, "r2", seed=0).training.label_N.is_floating_point()
 
 
+def test_inputs_that_are_not_finite_are_refused(tmp_path):
+    inputs = torch.zeros(60, 4)
+    inputs[7, 2] = torch.inf
+    save_file({"0": inputs}, tmp_path / "points.safetensors")
+    with pytest.raises(DataError, match="'0' holds numbers that are not finite"):
+        load_examples(network_of(nn.Linear(4, 3)), str(tmp_path / "points.safetensors"), "auto", seed=0)
+
+
 @pytest.mark.parametrize(
     ("target", "told"),
     [

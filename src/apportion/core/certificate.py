@@ -126,7 +126,7 @@ class Certificate:
         }
 
     @classmethod
-    def from_json(cls, text: str) -> Certificate:
+    def from_json(cls, text: str | bytes) -> Certificate:
         """Reads a saved certificate; ``met`` is worked out again, not believed."""
         try:
             fields = json.loads(text)

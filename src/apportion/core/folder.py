@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -40,10 +41,11 @@ def _umask() -> int:
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A draft folder to write into; it takes its place when the block ends well and vanishes when it does not."""
+    folder = folder.absolute()  # which has a name, where "." has none
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     try:
         yield draft
@@ -60,6 +62,31 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def _sweep(folder: Path) -> None:
+    """Removes the drafts of a folder that killed processes left beside it; puts back what one had moved away."""
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+        number, _, kind = left.name.removeprefix(f".{folder.name}.").partition(".")
+        if kind not in ("tmp", "old") or not number.isdecimal() or _runs(int(number)):
+            continue
+        if kind == "old" and not folder.exists():
+            left.rename(folder)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    """Whether another process of this number runs."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is someone else's
+        return True
+    return True
+
+
 class Folder:
     """JSON files of a folder: a certificate, a result, and others by name; ``what`` is what errors call it."""
 
@@ -71,11 +98,15 @@ class Folder:
     def certificate(self) -> Certificate:
         path = self.path / "certificate.json"
         if not path.is_file():
-            ended = self.result() is not None
-            why = "ended without one, as nothing met what was asked" if ended else "is not finished"
-            then = "ask for less in another folder" if ended else "start it again to go on"
-            raise ApportionError(f"{self.path} has no certificate: the {self.what} {why}; {then}")
-        return Certificate.from_json(path.read_text(encoding="utf-8"))
+            result = self.result()
+            if result is None:
+                why = "is not finished; start it again to go on"
+            elif result.get("met"):
+                why = "was not measured; make it again with a measurement"
+            else:
+                why = "ended without one, as nothing met what was asked; ask for less in another folder"
+            raise ApportionError(f"{self.path} has no certificate: the {self.what} {why}")
+        return Certificate.from_json(path.read_bytes())
 
     def result(self) -> dict[str, Any] | None:
         """The result, where it is finished."""

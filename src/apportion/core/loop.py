@@ -43,9 +43,9 @@ _REMEDY = {
     Outcome.EARLY_BREAK: "no single move saves cost any more: free more knobs, use finer values or another policy",
     Outcome.QUALITY_COLLAPSE: "every remaining move breaks the quality floor: raise the budget, lower the floor or add "
     "a rule that restores quality",
-    Outcome.BUDGET_VIOLATION: "the fresh measurement kept exceeding the prediction: calibrate the cost model again or "
-    "quieten the machine",
-    Outcome.OUT_OF_STEPS: "the step limit ran out first: raise it and start again with the same folder to go on",
+    Outcome.BUDGET_VIOLATION: "the fresh measurement kept exceeding the prediction: quieten the machine and start in "
+    "another folder, with a profile that was calibrated now",
+    Outcome.OUT_OF_STEPS: "the step limit ran out first: ask for fewer rungs or a looser budget, or raise max_steps",
 }
 
 

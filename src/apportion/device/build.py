@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,7 @@ from apportion.models.safefile import folder_digest
 WORKER_BYTES = 3 * 2**30  # that a building process may take, where there are many
 MAX_CACHE_BYTES = 6 * 10**9
 SCHEME = 2  # raised when another artefact is built of the same content
+DRAFT, OLD_DRAFT_S = ".draft-", 86_400.0  # of what is being built, and when nobody can be at it any more
 BUILT = "built"  # an empty file in an artefact's folder, written last
 _VERSIONED = ("apportion", "torch", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "executorch")
 
@@ -109,7 +111,7 @@ def _build_some(
 ) -> dict[str, Path | Failure]:
     """Builds candidates one after the other in one child process, up to the first that kills it."""
     done: dict[str, Path | Failure] = {}
-    with tempfile.TemporaryDirectory(prefix=".draft-", dir=next(iter(places.values())).parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=DRAFT, dir=next(iter(places.values())).parent) as scratch:
         drafts = {candidate["name"]: Path(scratch) / str(i) for i, candidate in enumerate(wanted)}
         job = {
             "action": "build",
@@ -140,12 +142,6 @@ def _key(candidate: dict[str, Any], target: Target, shape: dict[str, Any]) -> st
         content = folder_digest(Path(ref))
     else:  # a factory: nothing says whether its code changed, so its builds are not shared between processes
         content = f"{ref}#{os.getpid()}"
-    versions = {}
-    for package in _VERSIONED:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = ""
     what = {
         "scheme": SCHEME,
         "content": content,
@@ -154,15 +150,29 @@ def _key(candidate: dict[str, Any], target: Target, shape: dict[str, Any]) -> st
         "precision": target.precision,
         "saturates": int8_saturates(),
         "shape": {name: value for name, value in shape.items() if value is not None},
-        "versions": versions,
+        "versions": versions(),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
+def versions() -> dict[str, str]:
+    """Of the packages that an artefact depends on; empty for those that are not installed."""
+    found = {}
+    for package in _VERSIONED:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = ""
+    return found
+
+
 def _trim(folder: Path, keep: set[Path]) -> None:
-    """Removes the artefacts used longest ago until the cache fits its limit."""
+    """Removes the artefacts used longest ago until the cache fits its limit, and what killed processes left."""
     entries = []
     for path in folder.iterdir():
+        if path.name.startswith(DRAFT) and path.stat().st_mtime < time.time() - OLD_DRAFT_S:
+            shutil.rmtree(path, ignore_errors=True)
+            continue
         if path.is_dir() and path not in keep and not path.name.startswith("."):
             size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
             entries.append((path.stat().st_mtime, size_bytes, path))

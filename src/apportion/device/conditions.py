@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -27,6 +28,7 @@ def conditions_of(runs: Sequence[Mapping[str, Any]], threads: int) -> dict[str, 
         "load": max((run["load"] for run in runs), default=0.0),
         "steal_ratio": max((run["steal_ratio"] for run in runs), default=0.0),
         "versions": runs[0]["versions"] if runs else {},
+        "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     return conditions | _energy_of(runs) | {"disturbed": disturbance(conditions)}
 
@@ -37,6 +39,7 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         **one,
         **{name: max(one[name], other[name]) for name in _WORST if name in one and name in other},
         **{name: one[name] + other[name] for name in _SUMS if name in one and name in other},
+        **{name: other[name] for name in ("measured_at",) if name in other},
         "tight": one.get("tight", True) and other.get("tight", True),
         **_energy_of([one, other]),
     }

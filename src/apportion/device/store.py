@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from apportion.errors import ApportionError
+
 SCHEMA = "CREATE TABLE IF NOT EXISTS measurement (key TEXT PRIMARY KEY, body TEXT NOT NULL)"
 
 
@@ -37,9 +39,8 @@ class Store:
 
     @contextlib.contextmanager
     def _connect(self) -> Any:
-        database = sqlite3.connect(self._path, timeout=60)
         try:
-            with database:
+            with contextlib.closing(sqlite3.connect(self._path, timeout=60)) as database, database:
                 yield database
-        finally:
-            database.close()
+        except sqlite3.Error as error:
+            raise ApportionError(f"{self._path}: {error}; move it away, and what it holds is measured again") from None

@@ -94,6 +94,12 @@ def find_target(name: str | None) -> Target:
     raise TargetError(f"unknown target {name!r}; possible are {known} (apportion targets says which work here)")
 
 
+def is_sibling(plain: Target, other: Target) -> bool:
+    """Whether a target runs in float what another runs in whatever precision, on the same hardware."""
+    where = (other.runtime, other.device, other.threads)
+    return plain.precision == "fp32" and (plain.runtime, plain.device, plain.threads) == where
+
+
 def target_names() -> list[str]:
     """All targets that this machine's cores allow, whether their runtimes are installed or not."""
     threads = [count for count in (1, 2) if count <= (os.cpu_count() or 1)]

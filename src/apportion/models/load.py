@@ -64,6 +64,13 @@ def load(
         raise ModelError(f"batch {batch} and tokens {tokens} must be at least 1")
     sides = None if size is None else sides_of(size)
     network = _loaded(ref, batch, tokens, seed, factory)
+    if (
+        batch > 1
+        and network.origin.factory is not None
+        and {len(tensor) for tensor in network.inputs.values()} != {batch}
+    ):
+        made = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in network.inputs.items())
+        raise ModelError(f"{ref} brings its own example inputs ({made}); make them {batch} there, or give no batch")
     return network if sides is None else _at_size(network, sides)
 
 

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from apportion.errors import ModelError
 
 MAX_HEADER_BYTES = 100_000_000
+MAX_CONTENT_BYTES = 2**30  # that are read for a digest
 _DTYPE_BITS = {
     "F64": 64,
     "I64": 64,
@@ -155,6 +156,16 @@ def weight_files(folder: Path) -> list[Path]:
 def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content_digest(path: Path) -> str:
+    """One SHA-256 of a file, or of a folder; of one that is large over the names and sizes of its files."""
+    if path.is_file():
+        return file_digest(path)
+    sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in path.rglob("*") if file.is_file()}
+    if sum(sizes.values()) <= MAX_CONTENT_BYTES:
+        return folder_digest(path)
+    return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()
 
 
 def folder_digest(folder: Path) -> str:

@@ -191,6 +191,9 @@ def _from_tensors(network: Network, path: Path, generator: torch.Generator, size
     if len(counts) != 1 or min(counts) < 6:
         raise DataError(f"{path} holds {sorted(counts)} examples; give the same number, at least 6, for every input")
     tensors = load_file(path)
+    for name in network.inputs:
+        if not tensors[name].isfinite().all():
+            raise DataError(f"{path}: {name!r} holds numbers that are not finite; leave these examples out")
     (count,) = counts
     target_N = None if TARGET in network.inputs else _target(path, tensors.get(TARGET), count)
     parts = []

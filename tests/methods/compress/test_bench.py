@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +12,20 @@ import torch
 from tests.methods.compress.test_repair import examples_of
 from tests.models import zoo
 
+from apportion.core.budget import Budget
 from apportion.cost.parts import View
 from apportion.device.measure import Session, Shape, Timing
+from apportion.device.process import Failure
 from apportion.device.store import Store
 from apportion.device.target import find_target
-from apportion.errors import BudgetError
+from apportion.errors import BudgetError, Exit, LostError, MeasureError
 from apportion.methods.compress import bench
-from apportion.methods.compress.bench import Bench
+from apportion.methods.compress.bench import Bench, budget_target, contents_of, counted_anywhere, read_artefact
 from apportion.methods.compress.quantise import Quantise
+from apportion.methods.compress.rundir import FitConfig, identity
+from apportion.models.load import load
 from apportion.models.network import read_out
+from apportion.models.save import save
 from apportion.tasks.agreement import Agreement
 from apportion.tasks.quality import Likelihood
 
@@ -166,3 +172,79 @@ def test_a_quantised_language_model_is_judged_by_its_artefact(monkeypatch, gener
         assert reading.value != meter.read(network).value
         assert max(asked) == min(at_once, sum(asked))
         assert sum(asked) * len(network.inputs["input_ids"]) >= len(examples)
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("ort-int8-cpu-2t", "ort-cpu-2t"),
+        ("ort-int8dyn-cpu-1t", "ort-cpu-1t"),
+        ("compile-int8-cpu-1t", "compile-cpu-1t"),
+    ],
+)
+def test_int8_is_no_target_but_a_choice_of_the_run(name, same):
+    with pytest.raises(BudgetError, match=f"{name} is in int8.*name {same}$"):
+        budget_target(Budget.parse(f"60%@{name}"), None)
+
+
+def test_what_is_counted_is_counted_on_every_target():
+    budget = counted_anywhere(Budget.parse("8ms@ort-cpu-1t, size<=20MB@ort-cpu-1t, memory<=9MB@ort-cpu-1t"))
+    assert budget.keys == ("latency@ort-cpu-1t", "size", "memory@ort-cpu-1t")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_size_is_that_of_what_the_runtime_opens(tmp_path, precision):
+    network = load("tests.factories:small_cnn")
+    save(network, tmp_path / "model")
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built" / "model.onnx").write_bytes(b"x" * 1234)
+    (tmp_path / "built" / "inputs.npz").write_bytes(b"x" * 99)
+    if precision == "int8":
+        network = network.replace(calibration=(network.inputs,))
+    target, asked = find_target("ort-cpu-1t"), Budget.parse("size<=1MB")
+    found = read_artefact(network, tmp_path / "model", asked, target, {}, None, tmp_path / "built")
+    assert found["size"].value == 1234
+    plain = read_artefact(network, tmp_path / "model", asked, target, {}, None)
+    assert plain["size"].value == (tmp_path / "model" / "model.safetensors").stat().st_size
+
+
+def test_what_was_measured_elsewhere_is_measured_again(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    asked = []
+
+    def measured(*_):
+        asked.append(bench.machine()["processor"])
+        return Session({}, {"processes": 1})
+
+    stand = SimpleNamespace(run="run", target=find_target("torch-cpu-1t"), store=Store(tmp_path / "store.sqlite"))
+    stand.measure = measured
+    for processor in ("this", "that", "this"):
+        monkeypatch.setattr(bench, "machine", lambda processor=processor: {"processor": processor})
+        Bench.session(stand, tmp_path / "model", None, None, None)
+    assert asked == ["this", "that"]
+
+
+@pytest.mark.parametrize(("lost", "error"), [({"final"}, LostError), ({"baseline", "final"}, MeasureError)])
+def test_a_model_that_can_not_be_measured_breaks_its_budget_and_an_original_that_can_not_breaks_the_run(
+    monkeypatch, tmp_path, lost, error
+):
+    failures = {name: Failure("died", "by signal 9") for name in sorted(lost)}
+    monkeypatch.setattr(bench, "measure", lambda *_, **__: Session({}, {"processes": 1}, failures))
+    stand = SimpleNamespace(original=None, target=find_target("torch-cpu-1t"), shape=None, energy_seconds=0.0)
+    stand.candidate = lambda *_: None
+    with pytest.raises(MeasureError, match="died: by signal 9") as told:
+        Bench._more(stand, 1, tmp_path)
+    assert type(told.value) is error
+    assert told.value.exit_code == (Exit.NOT_MET if error is LostError else Exit.BAD_INPUT)
+
+
+def test_contents_of_files_are_part_of_a_run(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.csv").write_text("text,label")
+    config = FitConfig(model="x", budget="60%", data=str(tmp_path / "data"), policy="learned")
+    first = contents_of(config)
+    assert first.keys() == {"data"}
+    (tmp_path / "data" / "a.csv").write_text("text,labels")
+    assert contents_of(config) != first
+    assert identity(config, "model", contents_of(config)) != identity(config, "model", first)
+    assert contents_of(replace(config, data="digits")) == {}

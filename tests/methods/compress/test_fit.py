@@ -268,7 +268,7 @@ def test_a_floor_is_certified_verified_and_counts_in_the_verdict(tmp_path, image
     assert again["floor"] == result["floor"]
     fields = rundir.read("certificate.json")
     fields["floor"]["asked"] = 1.0
-    rundir.write("certificate.json", fields)
+    rundir.rung_in_use.write("certificate.json", fields)
     broken = verify(rundir.path, CNN)
     assert not broken["met"]
     assert broken["outcome"] == "measured under the quality floor"
@@ -291,14 +291,14 @@ def test_a_floor_asked_for_with_confidence_is_refused_where_the_value_alone_woul
 @pytest.mark.parametrize(("later", "other"), [("floor_confidence", 0.95), ("size", 32)])
 def test_a_run_from_before_there_was_a_setting_is_the_same_run(tmp_path, later, other):
     rundir, config = RunDir(tmp_path / "run"), FitConfig(model=CNN, budget="60%", quality_floor=0.98)
-    now = rundir.start(config, "model")
+    now = rundir.start(config, "model", {})
     saved = rundir.read("run.json")
     del saved["config"][later]
     rundir.write("run.json", saved)
     assert rundir.config() == config
-    assert rundir.start(config, "model") == now
+    assert rundir.start(config, "model", {}) == now
     with pytest.raises(ApportionError, match="other settings"):
-        rundir.start(replace(config, **{later: other}), "model")
+        rundir.start(replace(config, **{later: other}), "model", {})
 
 
 def test_a_network_is_fitted_exported_and_verified_at_the_size_that_was_asked_for(tmp_path):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -55,7 +56,7 @@ def certificate(model, latency_ms, quality, target="torch-cpu-1t", files=None, i
 def run(tmp_path):
     """A run of three rungs whose certificates say 8, 6 and 4 ms of 10."""
     rundir = RunDir(tmp_path / "run")
-    rundir.start(FitConfig(model=CNN, budget="latency<=40%@torch-cpu-1t", rungs=3), CNN)
+    rundir.start(FitConfig(model=CNN, budget="latency<=40%@torch-cpu-1t", rungs=3), CNN, {})
     network = load(CNN)
     partition = Partition.of(network)
     module = next(m for m in partition if m.kind == "channels")
@@ -102,9 +103,27 @@ def test_the_command_switches_without_loading_torch(run):
 
 
 def test_a_budget_under_the_last_rung_is_refused_and_changes_nothing(run):
-    with pytest.raises(InfeasibleError, match="smallest measures 4ms"):
+    with pytest.raises(InfeasibleError, match=r"smallest measures up to 4\.01ms"):
         retarget(run, "3ms")
     assert os.readlink(run / "model") == os.path.join("rungs", "3", "model")
+
+
+def test_a_refusal_tells_the_limit_that_is_broken(run):
+    rung = RunDir(run).rung(3)
+    fields = rung.read("certificate.json")
+    fields["measured"]["size"] = Reading(value=5e6, unit="B").to_json()
+    for place in (1, 2, 3):
+        RunDir(run).rung(place).write("certificate.json", fields)
+    with pytest.raises(InfeasibleError, match="smallest measures up to 5MB"):
+        retarget(run, "latency<=100ms, size<=1MB")
+
+
+def test_model_and_certificate_switch_at_once(run):
+    """The certificate is found through the link to the model, so that no moment has those of two rungs."""
+    assert (run / "certificate.json").resolve() == (run / "rungs" / "3" / "certificate.json").resolve()
+    (run / "model").unlink()
+    (run / "model").symlink_to(os.path.join("rungs", "1", "model"))
+    assert RunDir(run).certificate().measured["latency@torch-cpu-1t"].value == 8.0
 
 
 def test_what_was_not_measured_can_not_be_judged(run):
@@ -146,6 +165,21 @@ def test_a_served_ladder_says_when_even_its_last_rung_is_too_slow(run):
     assert serve.retarget(None) == 1
     assert serve.within_budget
     assert serve.retarget("70%") == 2
+
+
+def test_signals_may_be_any_numbers_and_count_to_the_last_digit(run):
+    serve = serve_ladder(run, factory=CNN)
+    certified = Ladder.load(run).steps[2].certificate
+    limit_ms = certified.measured["latency@torch-cpu-1t"].upper(certified.z)
+    for number in (limit_ms, np.float64(limit_ms), Budget.parse(f"{limit_ms!r}ms")):
+        assert serve.retarget(number) == 3
+        assert serve.within_budget
+        serve.retarget(Budget.parse(f"{limit_ms - 1e-6!r}ms"))
+        assert not serve.within_budget
+    assert serve.retarget(np.float32(7.0)) == 2
+    for nothing in (0.0, -1.0):
+        assert serve.retarget(nothing) == 3
+        assert not serve.within_budget
 
 
 def on_runtime(run, target):

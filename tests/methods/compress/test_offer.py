@@ -9,11 +9,14 @@ from tests.models import zoo
 
 from apportion.core.budget import Budget
 from apportion.core.rule import check_rules
+from apportion.device.target import find_target
 from apportion.methods.compress.offer import FINER, cuts, precisions, thinnings
 from apportion.methods.compress.quantise import Quantise
 from apportion.methods.compress.rulenames import parse_rules
 from apportion.methods.compress.rundir import FitConfig
 from apportion.models.partition import Partition
+
+TORCH = find_target("torch-cpu-1t")
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +70,20 @@ def test_zeros_are_offered_for_bytes_alone(vit, budget, expected, told):
     network, partition, examples = vit
     for rule in ("sparse", "sparse-2:4"):
         allowed = parse_rules(f"lowrank,tokens,{rule}")
-        offer = thinnings(network, partition, examples, Budget.parse(budget), allowed)
+        offer = thinnings(network, partition, examples, Budget.parse(budget), allowed, TORCH)
         assert names(offer) == expected
         assert [told in line for line in offer.left_out] == ([True] if told else [])
         values = {knob.values for knob in offer.knobs if knob.name.startswith("sparse.")}
         assert not told or not values
         assert told or (values == {("2:4", "4:4")}) == (rule == "sparse-2:4")
+        dense = thinnings(network, partition, examples, Budget.parse(budget), allowed, find_target("ort-cpu-1t"))
+        assert names(dense) == {"lowrank", "tokens"}
+        assert "ort-cpu-1t opens hold zeros" in dense.left_out[0]
 
 
 def test_tokens_that_can_not_be_merged_are_told(vit):
     _, _, examples = vit
     network = zoo.build("vit", dtype=torch.float32).replace(readout="token-logits")
-    offer = thinnings(network, Partition.of(network), examples, Budget.parse("60%"), frozenset({"tokens"}))
+    offer = thinnings(network, Partition.of(network), examples, Budget.parse("60%"), frozenset({"tokens"}), TORCH)
     assert offer.knobs == ()
     assert "tokens" in offer.left_out[0]

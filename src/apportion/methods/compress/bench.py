@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,20 @@ from apportion.cost.parts import Parts
 from apportion.cost.profile import Profile
 from apportion.cost.sweep import Swept, sweep
 from apportion.device.answers import answers, build
-from apportion.device.build import model_files, needs_build
+from apportion.device.build import model_files, needs_build, versions
 from apportion.device.energy import find_source
 from apportion.device.measure import Candidate, Session, Shape, measure
 from apportion.device.memory import peak_on
 from apportion.device.meters import FlopCount, ParameterCount, SizeOnDisk
 from apportion.device.probe import working_target
 from apportion.device.store import Store
-from apportion.device.target import Target
-from apportion.errors import BudgetError
+from apportion.device.target import Target, find_target, is_sibling, machine, target_names
+from apportion.errors import BudgetError, LostError
 from apportion.methods.compress.judge import Scores, ScoresTokens
 from apportion.methods.compress.quantise import AsRun
 from apportion.methods.compress.rundir import FitConfig, RunDir
 from apportion.models.network import Network, float_outputs, forward, read_output
-from apportion.models.safefile import folder_digest
+from apportion.models.safefile import content_digest, folder_digest
 from apportion.models.save import save
 from apportion.tasks.batches import Examples
 from apportion.tasks.sample import Sample
@@ -40,6 +41,7 @@ from apportion.tasks.shaped import shaped
 FINAL = "final"
 MAX_ANSWER_BYTES = 2**29
 BASELINE = "baseline"
+COUNTED = ("params", "size", "flops")
 MEASURED = ("latency", "energy")
 """Quantities that only the device can tell: predicted while planning, measured at every check."""
 
@@ -111,9 +113,11 @@ class Bench:
 
     def artefact(self, network: Network, folder: Path) -> Path | None:
         """What the target's runtime runs of a quantised model saved in a folder; None where it is not quantised."""
-        if network.precision == "fp32" or not needs_build(self.target):
-            return None
-        return self.built(folder)
+        return None if network.precision == "fp32" else self.opened(folder)
+
+    def opened(self, folder: Path) -> Path | None:
+        """What the target's runtime opens of the model saved in a folder; None where that is the folder itself."""
+        return self.built(folder) if needs_build(self.target) else None
 
     def built(self, folder: Path) -> Path:
         """What a graph runtime runs of the model saved in a folder."""
@@ -189,7 +193,8 @@ class Bench:
         Args:
             twice: with the second half, which is taken when this is asked for first.
         """
-        what = {"run": self.run, "target": self.target.identity, "model": folder_digest(folder)}
+        here = {"machine": machine(), "versions": versions()}  # a run may go on elsewhere, or with other packages
+        what = {"run": self.run, "target": self.target.identity, "model": folder_digest(folder), **here}
 
         def first() -> dict[str, Any]:
             return self.measure(folder, clear, over, within).to_json()
@@ -240,7 +245,7 @@ class Bench:
         return session
 
     def _more(self, processes: int, folder: Path, artefact: Path | None = None, before: int = 0) -> Session:
-        return measure(
+        session = measure(
             [self.original, self.candidate(folder, artefact)],
             self.target,
             self.shape,
@@ -248,7 +253,11 @@ class Bench:
             seconds=1.5,
             energy_seconds=self.energy_seconds,
             before=before,
-        ).require()
+        )
+        if FINAL in session.failures and BASELINE not in session.failures:
+            lost = session.failures[FINAL]
+            raise LostError(f"{folder} can't be measured on {self.target.name}: {lost.kind}: {lost.message}")
+        return session.require()
 
 
 def first_half(processes: int) -> int:
@@ -279,15 +288,15 @@ def read_artefact(
     session: Session | None,
     artefact: Path | None = None,
 ) -> dict[str, Reading]:
-    """What a saved model costs: the size of its file (or of the artefact, where it is quantised), its counts, its peak
-    memory where the budget limits it, and its latency and energy where a session measured them.
+    """What a saved model costs: the size of its files (of the artefact, where a runtime opens one), its counts, its
+    peak memory where the budget limits it, and its latency and energy where a session measured them.
 
     Under a relative limit these are the measured ratio times the baseline, so that a slower hour on the machine, which
     slows both, does not count.
     """
     readings = {name: meter.read(network) for name, meter in static_meters(asked, target).items()}
     size_bytes = (folder / "model.safetensors").stat().st_size
-    if network.precision == "int8" and artefact is not None:
+    if artefact is not None:
         size_bytes = sum(path.stat().st_size for path in model_files(artefact))
     readings["size"] = Reading(value=float(size_bytes), unit="B")
     for limit in measured_limits(asked) if session is not None else ():
@@ -303,17 +312,27 @@ def read_artefact(
 
 
 def budget_target(budget: Budget, option: str | None) -> Target:
-    """The one target of a budget: from its limits, or from the option."""
+    """The one target of a budget: from its limits, or from the option; in float, as int8 is a choice of the run."""
     named = {limit.target for limit in budget.limits if limit.target} | ({option} if option else set())
     if len(named) > 1:
         raise BudgetError(f"the budget and --target name several targets ({', '.join(sorted(named))}); give one")
-    target = working_target(named.pop() if named else None)
+    name = named.pop() if named else None
+    plain = find_target(name)
+    if plain.precision != "fp32":
+        same = next(one for one in target_names() if is_sibling(find_target(one), plain))
+        raise BudgetError(f"{plain.name} is in int8, which fit chooses by itself where it pays; name {same}")
+    target = working_target(name)
     if limit_on("energy", budget) is not None:
         source = find_source(target.device)
         if source.joules is None:
             possible = "latency, size, memory, params, flops"
             raise BudgetError(f"fit can't limit energy on {target.name}: {source.why}; possible are {possible}")
     return target
+
+
+def counted_anywhere(budget: Budget) -> Budget:
+    """The same budget; what needs no device to be counted loses the target that it was given."""
+    return Budget(tuple(replace(limit, target=None) if limit.quantity in COUNTED else limit for limit in budget.limits))
 
 
 def limit_on(quantity: str, budget: Budget) -> Limit | None:
@@ -323,6 +342,14 @@ def limit_on(quantity: str, budget: Budget) -> Limit | None:
 def measured_limits(budget: Budget) -> tuple[Limit, ...]:
     """The limits that are judged by a session on the target."""
     return tuple(limit for limit in budget.limits if limit.quantity in MEASURED)
+
+
+def contents_of(config: FitConfig) -> dict[str, str]:
+    """Digests of the files that a run reads beside the model, by what they are to it."""
+    _, _, policy = config.policy.partition(":")
+    files = {"data": config.data, "profile": config.profile, "policy": policy or None}
+    paths = {name: Path(file) for name, file in files.items() if file is not None}
+    return {name: content_digest(path) for name, path in paths.items() if path.exists()}
 
 
 def model_digest(network: Network) -> str:

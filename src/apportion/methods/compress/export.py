@@ -52,25 +52,26 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ApportionError(f"{out} exists and is not empty; choose another -o folder")
     rundir = RunDir(run)
-    config, certificate = rundir.config(), rundir.certificate()
-    if not rundir.model.is_dir() or folder_digest(rundir.model) != certificate.artefact:
-        raise ApportionError(f"{rundir.model} is not the model that was certified; fit it again")
+    config, rung = rundir.config(), rundir.rung_in_use
+    certificate = rung.certificate()
+    if not rung.model.is_dir() or folder_digest(rung.model) != certificate.artefact:
+        raise ApportionError(f"{rung.model} is not the model that was certified; fit it again")
     runtime = certificate.target.partition("-")[0]
-    kept = certified_artefact(rundir.rung_in_use, certificate)
+    kept = certified_artefact(rung, certificate)
     shape = Shape(batch=config.batch, tokens=config.tokens, seed=config.seed, size=config.size)
     with progress.stage(f"export to {kind}"), whole_folder(out) as draft:
         if kind == "safetensors":
-            shutil.copytree(rundir.model, draft, dirs_exist_ok=True)
+            shutil.copytree(rung.model, draft, dirs_exist_ok=True)
             covered = runtime in ("torch", "compile")
         elif kind == "torch-export":
             confirm_factory(config, model)
-            _write_program(load(str(rundir.model), factory=model, **vars(shape)), draft / PROGRAM)
+            _write_program(load(str(rung.model), factory=model, **vars(shape)), draft / PROGRAM)
             covered = False
         else:
             covered = kept is not None and _TARGETS[kind].startswith(f"{runtime}-")
             if not covered or kept is None:
                 confirm_factory(config, model)
-                candidate = Candidate(name="model", ref=str(rundir.model), factory=model)
+                candidate = Candidate(name="model", ref=str(rung.model), factory=model)
                 kept = build(candidate, working_target(_TARGETS[kind]), shape)
             for path in model_files(kept):
                 shutil.copyfile(path, draft / path.name)

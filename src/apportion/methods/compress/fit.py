@@ -15,13 +15,20 @@ from apportion.core.budget import Budget
 from apportion.core.certificate import Certificate
 from apportion.core.folder import whole_folder
 from apportion.core.ledger import Ledger, Row
-from apportion.core.loop import Result
+from apportion.core.loop import Outcome, Result
 from apportion.core.meter import Reading
 from apportion.core.progress import Progress, Silent
 from apportion.device.build import model_files, needs_build
 from apportion.device.runtimes.inputs import INPUTS
 from apportion.device.target import machine
-from apportion.methods.compress.bench import Bench, budget_target, model_digest
+from apportion.errors import ApportionError
+from apportion.methods.compress.bench import (
+    Bench,
+    budget_target,
+    contents_of,
+    counted_anywhere,
+    model_digest,
+)
 from apportion.methods.compress.floor import KEPT
 from apportion.methods.compress.importance import order_by_importance
 from apportion.methods.compress.judge import load_examples
@@ -54,6 +61,7 @@ def fit(config: FitConfig, folder: Path, progress: Progress | None = None) -> di
     progress = progress or Silent()
     asked = Budget.parse(config.budget)
     target = budget_target(asked, config.target)
+    asked = counted_anywhere(asked)
     torch.manual_seed(config.seed)
     with progress.stage("load"):
         network = load(
@@ -67,7 +75,7 @@ def fit(config: FitConfig, folder: Path, progress: Progress | None = None) -> di
         guard = config.quality_floor is not None
         splits = load_examples(network, config.data, config.quality, seed=config.seed, guard=guard)
         rundir = RunDir(folder)
-        run = rundir.start(config, model_digest(network))
+        run = rundir.start(config, model_digest(network), contents_of(config))
     finished = rundir.result()
     if finished is not None:
         return finished
@@ -90,6 +98,8 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
     for place, (wanted, budget) in enumerate(budgets, start=1):
         rung = rundir.rung(place)
         told = rung.result()
+        if told is not None and not {"setting", "final", "met"} <= told.keys():
+            raise ApportionError(f"{rung.path / 'result.json'} is damaged; delete it, and the rung is finished again")
         if told is None:
             name = "fit" if len(budgets) == 1 else f"rung {place} of {len(budgets)}"
             rung.path.mkdir(parents=True, exist_ok=True)
@@ -106,7 +116,8 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
         ladder.append(
             {"rung": place} | {key: told.get(key) for key in ("limits", "final", "quality_after", "floor", "met")}
         )
-        rundir.use(place)
+        if told["met"] or place == 1:  # the smallest that was certified, else what the first came to
+            rundir.use(place)
         last = told
         if not told["met"]:
             break
@@ -154,6 +165,11 @@ def _report(
     final = plan.measured(result.model, budget, rung.model, twice=result.met)
     target = plan.bench.target
     floor = plan.kept.floor(result.measured) if plan.kept is not None and KEPT in result.measured else None
+    met = result.met and budget.met(final, Z)  # a run that went on elsewhere was measured anew
+    outcome = Outcome.BUDGET_VIOLATION if result.met and not met else result.outcome
+    conditions = dict(session.conditions) if session else {}
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    measured_at = conditions.pop("measured_at", now)
     report = {
         "budget": str(asked),
         "limits": {limit.key: limit.value for limit in budget.limits},
@@ -166,9 +182,9 @@ def _report(
         "quality_of": plan.splits.report.description,
         "quality_floor": plan.bench.config.quality_floor,
         "floor": None if floor is None else floor.to_json(CONFIDENCE),
-        "outcome": result.outcome.value,
-        "remedy": result.outcome.remedy,
-        "met": result.met,
+        "outcome": outcome.value,
+        "remedy": outcome.remedy,
+        "met": met,
         "precision": result.model.precision,
         "int8": plan.told_int8(result.model),
         "prices": _prices(plan, budget, rows),
@@ -176,7 +192,7 @@ def _report(
         "setting": {name: value for name, value in result.setting.items() if name != REPAIR},
         "trained": any(row.kind == "move" and row.knob == REPAIR for row in rows),
     }
-    if result.met:
+    if met:
         certificate = Certificate(
             files=_keep_artefact(plan, rung),
             asked=str(asked),
@@ -186,8 +202,13 @@ def _report(
             quality={"before": before, "after": after},
             artefact=folder_digest(rung.model),
             target=target.name,
-            conditions={"machine": machine(), "isa": target.isa, **(session.conditions if session else {})},
-            measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            conditions={
+                "machine": machine(),
+                "isa": target.isa,
+                "inputs": {name: list(tensor.shape) for name, tensor in plan.network.inputs.items()},
+                **conditions,
+            },
+            measured_at=measured_at,
             confidence=CONFIDENCE,
             z=Z,
             floor=floor,

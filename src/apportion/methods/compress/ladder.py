@@ -51,17 +51,17 @@ class Ladder:
         """The rung of the highest quality among those whose certified readings meet a budget.
 
         Raises:
-            InfeasibleError: none does; the message says what the cheapest one measured.
+            InfeasibleError: none does; the message says what the smallest one measured of the limit that it breaks.
         """
         meeting = [step for step in self.steps if self._meets(step, budget)]
         if meeting:
             return max(meeting, key=lambda step: (step.quality, -step.rung))
         last = self.steps[-1].certificate
-        limit = self._resolved(self.steps[-1], budget).limits[0]
-        reading = last.measured[limit.key]
+        slack = self._resolved(self.steps[-1], budget).slack(last.measured, last.z)
+        broken = last.measured[min(slack, key=lambda key: slack[key] >= 0)]
         raise InfeasibleError(
-            f"no rung meets {budget}: the smallest measures {format_quantity(reading.value, reading.unit)}; "
-            "fit again with the smaller budget"
+            f"no rung meets {budget}: the smallest measures up to "
+            f"{format_quantity(broken.upper(last.z), broken.unit)}; fit again with the smaller budget"
         )
 
     def _meets(self, step: Step, budget: Budget) -> bool:

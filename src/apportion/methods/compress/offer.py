@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from apportion.core.budget import Budget
 from apportion.core.knob import Knob
 from apportion.core.rule import Rule
+from apportion.device.build import needs_build
+from apportion.device.target import Target
 from apportion.methods.compress.importance import global_sizes, importance
 from apportion.methods.compress.lowrank import PREFIX as LOWRANK
 from apportion.methods.compress.lowrank import LowRank, lowrank_knobs
@@ -74,7 +76,12 @@ def precisions(
 
 
 def thinnings(
-    network: Network, partition: Partition, calibration: Examples, asked: Budget, allowed: frozenset[str]
+    network: Network,
+    partition: Partition,
+    calibration: Examples,
+    asked: Budget,
+    allowed: frozenset[str],
+    target: Target,
 ) -> Offer:
     """What leaves every unit in place: lower ranks, fewer tokens, zeros."""
     offer = Offer()
@@ -90,7 +97,10 @@ def thinnings(
     patterns = patterns_in(allowed)
     if "sparse" in allowed or patterns:
         knobs = sparse_knobs(network, asked, patterns=patterns)
-        if knobs:
+        if needs_build(target):
+            line = f"sparse is left out: the files that {target.name} opens hold zeros like other numbers"
+            offer |= Offer(left_out=(line,))
+        elif knobs:
             offer |= Offer(tuple(knobs), {SPARSE: Sparsify(calibration)})
         else:
             quantities = ", ".join(limit.quantity for limit in asked.limits)

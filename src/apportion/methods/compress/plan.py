@@ -159,7 +159,7 @@ class Plan:
         if self.recipe is not None:
             where = self.bench.target.name
             offer |= precisions(self.network, self.partition, self.quantise, self.num_mixed, self.allowed, where)
-        offer |= thinnings(self.network, self.partition, calibration, self.asked, self.allowed)
+        offer |= thinnings(self.network, self.partition, calibration, self.asked, self.allowed, self.bench.target)
         if not offer.knobs:
             raise BudgetError(
                 f"none of the rules {', '.join(sorted(self.allowed))} changes {', '.join(self.asked.keys)} on "
@@ -246,12 +246,12 @@ class Plan:
     def measured(self, network: Network, budget: Budget, folder: Path, *, twice: bool = False) -> dict[str, Reading]:
         """What the model saved in a folder costs, measured if the budget is about the clock or the counter."""
         session = self.session(network, budget, folder, twice=twice) if self.foreseen else None
-        artefact = self.bench.artefact(network, folder)
+        artefact = self.bench.opened(folder)
         return read_artefact(network, folder, self.asked, self.bench.target, self.baseline, session, artefact)
 
     def session(self, network: Network, budget: Budget, folder: Path, *, twice: bool = False) -> Session:
         """The measurements of a check; ``twice`` with those of the second half, which are taken later."""
-        artefact = self.bench.artefact(network, folder)
+        artefact = self.bench.opened(folder)
 
         def measured(session: Session) -> dict[str, Reading]:
             return read_artefact(network, folder, self.asked, self.bench.target, self.baseline, session, artefact)

@@ -9,15 +9,17 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from apportion.core.folder import write_whole
 from apportion.core.knob import Choice, Knob, Value
 from apportion.core.progress import Progress, Silent
 from apportion.errors import DataError
@@ -92,16 +94,15 @@ class Distil:
         steps = self.options.steps + (self.spare_steps if first else 0)
         kept = self._kept(model, steps)
         if kept is not None and kept.is_file():
-            module = copy.deepcopy(model.module)
-            module.load_state_dict(load_file(kept), strict=False)
-            return model.replace(module=module)
+            with suppress(SafetensorError):  # what a crash of the machine cut short is trained again
+                module = copy.deepcopy(model.module)
+                module.load_state_dict(load_file(kept), strict=False)
+                return model.replace(module=module)
         with self.progress.stage(_STAGES[self.options.towards]) as update:
             repaired = self.train(model, update, steps)
         if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            draft = kept.with_suffix(".tmp")
-            save_file({name: tensor.detach().contiguous() for name, tensor in _tensors(repaired.module)}, draft)
-            draft.replace(kept)
+            tensors = {name: tensor.detach().contiguous() for name, tensor in _tensors(repaired.module)}
+            write_whole(kept, save(tensors))
         return repaired
 
     def train(

@@ -1,6 +1,6 @@
 """The run folder: what was asked, the measurements, and a ladder of rungs: models with ledger and certificate.
 
-``model`` and ``certificate.json`` at the top belong to the rung in use, which ``retarget`` changes.
+``model`` and ``certificate.json`` at the top are links to those of the rung in use, which ``retarget`` changes.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -97,21 +98,25 @@ class RunDir(RunFolder):
 
     @property
     def rung_in_use(self) -> Rung:
+        """The rung that ``model`` stands for now; what reads more than one of its files asks once and keeps it."""
         return Rung(self.model.resolve().parent)
 
     def use(self, place: int) -> None:
         """Makes a rung the one in use; a reader sees the old one or the new one, never a mixture."""
-        rung = self.rung(place)
-        if (rung.path / "certificate.json").is_file():
-            self.write("certificate.json", rung.read("certificate.json"))
-        link = self.path / f".model.{os.getpid()}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(rung.model.relative_to(self.path), target_is_directory=True)
-        link.replace(self.model)
+        self._link(self.model, self.rung(place).model.relative_to(self.path))
+        self._link(self.path / "certificate.json", Path("model", "..", "certificate.json"))
 
-    def start(self, config: FitConfig, model_digest: str) -> str:
+    def _link(self, place: Path, to: Path) -> None:
+        if place.is_symlink() and place.readlink() == to:
+            return
+        link = place.with_name(f".{place.name}.{os.getpid()}")
+        link.unlink(missing_ok=True)
+        link.symlink_to(to)
+        link.replace(place)
+
+    def start(self, config: FitConfig, model_digest: str, contents: Mapping[str, str]) -> str:
         """Saves what was asked and returns the run's identity; refuses a folder that holds another run."""
-        run = identity(config, model_digest)
+        run = identity(config, model_digest, contents)
         self.begin(run, asdict(config))
         return run
 
@@ -126,7 +131,9 @@ LATER = {
 }  # fields that came after the first runs, whose identity they leave as it was
 
 
-def identity(config: FitConfig, model_digest: str) -> str:
+def identity(config: FitConfig, model_digest: str, contents: Mapping[str, str]) -> str:
+    """What makes a run the same: its settings, its model, and the contents of the files that it reads."""
     asked = {name: value for name, value in asdict(config).items() if name not in LATER or value != LATER[name]}
-    text = json.dumps({"config": asked, "model": model_digest}, sort_keys=True)
+    read = {"contents": dict(contents)} if contents else {}
+    text = json.dumps({"config": asked, "model": model_digest, **read}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

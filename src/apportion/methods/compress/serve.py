@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from apportion.core.budget import Budget
+from apportion.core.budget import Budget, Limit
 from apportion.device.runtimes import graph_name, missing_packages, runtime_of
 from apportion.device.target import ISA_VARIABLE, find_target
 from apportion.errors import ApportionError, InfeasibleError
@@ -37,19 +37,16 @@ class ServedLadder:
         self.ladder, self.signal = ladder, signal
         self._models = dict(models)
         self._lock = threading.Lock()
-        self._chosen: dict[str, tuple[int, bool]] = {}
+        self._last: tuple[Budget | str | float | None, tuple[int, bool]] | None = None
         self.rung, self.within_budget = max(ladder.steps, key=lambda step: (step.quality, -step.rung)).rung, True
         self.num_switches = 0
 
     def retarget(self, budget: Budget | str | float | None) -> int:
         """Follows a new budget: a text such as ``6ms`` or ``80%``, milliseconds, or None for no limit."""
-        if isinstance(budget, (int, float)):
-            budget = f"{budget!r}ms"
-        key = str(budget)
         with self._lock:
-            if key not in self._chosen:
-                self._chosen[key] = self._choose(budget)
-            rung, within = self._chosen[key]
+            if self._last is None or self._last[0] != budget:
+                self._last = budget, self._choose(budget)
+            rung, within = self._last[1]
             self.num_switches += rung != self.rung
             self.rung, self.within_budget = rung, within
             return rung
@@ -60,15 +57,21 @@ class ServedLadder:
         On ONNX Runtime and OpenVINO inputs have the shapes of the run, and outputs are a list of arrays; on torch the
         output is that of the module.
         """
-        if self.signal is not None:
-            self.retarget(self.signal())
-        return self._models[self.rung](inputs)
+        rung = self.rung if self.signal is None else self.retarget(self.signal())
+        return self._models[rung](inputs)
 
-    def _choose(self, budget: Budget | str | None) -> tuple[int, bool]:
+    def _choose(self, budget: Budget | str | float | None) -> tuple[int, bool]:
         if budget is None:
             return max(self.ladder.steps, key=lambda step: (step.quality, -step.rung)).rung, True
         try:
-            wanted = Budget.parse(budget) if isinstance(budget, str) else budget
+            if isinstance(budget, Budget):
+                wanted = budget
+            elif isinstance(budget, str):
+                wanted = Budget.parse(budget)
+            elif budget > 0:
+                wanted = Budget((Limit(quantity="latency", value=float(budget), unit="ms"),))
+            else:  # no time at all, as a signal may say
+                return self.ladder.steps[-1].rung, False
             return self.ladder.choose(wanted).rung, True
         except InfeasibleError:
             return self.ladder.steps[-1].rung, False

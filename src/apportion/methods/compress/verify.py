@@ -14,7 +14,7 @@ from apportion.device.build import model_files, needs_build
 from apportion.device.probe import working_target
 from apportion.device.target import find_target
 from apportion.errors import ApportionError
-from apportion.methods.compress.bench import Bench, measured_limits, model_digest, read_artefact
+from apportion.methods.compress.bench import Bench, contents_of, measured_limits, model_digest, read_artefact
 from apportion.methods.compress.floor import FloorMeter
 from apportion.methods.compress.judge import load_examples, meter_of, meter_over
 from apportion.methods.compress.rundir import FitConfig, RunDir, Rung, identity
@@ -56,14 +56,16 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
     """
     progress = progress or Silent()
     rundir = RunDir(folder)
-    config, certificate = rundir.config(), rundir.certificate()
+    config, rung = rundir.config(), rundir.rung_in_use
+    certificate = rung.certificate()
+    config_then, run = config, rundir.read(rundir.file).get("identity")
     if certificate.floor is not None:  # what was promised; certificates from before floors leave it to the config
         promised = certificate.floor
         config = replace(config, quality_floor=promised.asked, floor_confidence=promised.confidence)
-    if not rundir.model.is_dir() or folder_digest(rundir.model) != certificate.artefact:
-        raise ApportionError(f"{rundir.model} is not the model that was certified; fit it again")
+    if not rung.model.is_dir() or folder_digest(rung.model) != certificate.artefact:
+        raise ApportionError(f"{rung.model} is not the model that was certified; fit it again")
     confirm_factory(config, model)
-    artefact = certified_artefact(rundir.rung_in_use, certificate)
+    artefact = certified_artefact(rung, certificate)
     with progress.stage("load"):
         original = load(
             config.model,
@@ -73,10 +75,14 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
             size=config.size,
             factory=config.factory,
         )
+        if identity(config_then, model_digest(original), contents_of(config_then)) != run:
+            raise ApportionError(
+                f"{config.model} or the data are not those that {folder} was made from; put them back, or fit anew"
+            )
         floored = config.quality_floor is not None
         splits = load_examples(original, config.data, config.quality, seed=config.seed, guard=floored)
         network = load(
-            str(rundir.model),
+            str(rung.model),
             batch=config.batch,
             tokens=config.tokens,
             seed=config.seed,
@@ -85,23 +91,23 @@ def verify(folder: Path, model: str | None = None, progress: Progress | None = N
         )
     asked = Budget.parse(certificate.asked)
     target = working_target(certificate.target).with_isa(certificate.conditions.get("isa"))
-    bench = Bench(rundir, identity(config, model_digest(original)), config, target, original)
+    bench = Bench(rundir, run, config, target, original)
     session = None
     if measured_limits(asked):
         with progress.stage("measure in fresh processes"):
-            session = bench.measure(rundir.model, artefact=artefact)
-    opened = artefact or bench.artefact(network, rundir.model)
-    measured = read_artefact(network, rundir.model, asked, target, certificate.baseline, session, opened)
+            session = bench.measure(rung.model, artefact=artefact)
+    opened = artefact or bench.artefact(network, rung.model)
+    measured = read_artefact(network, rung.model, asked, target, certificate.baseline, session, opened)
     with progress.stage("judge on held-out examples"):
         quality = meter_of(original, splits, splits.report, config.quality)
         before = quality.read(original)
-        after = bench.read_quality(quality, splits.report, network, rundir.model, artefact)
+        after = bench.read_quality(quality, splits.report, network, rung.model, artefact)
     floor = None
     if config.quality_floor is not None:
         with progress.stage("judge against the quality floor"):
             guard = meter_over(quality, original, splits, splits.guard, config.quality)
             kept = FloorMeter(original, guard, splits.guard, bench)
-            floor = kept.floor(kept.read(network, rundir.model, artefact))
+            floor = kept.floor(kept.read(network, rung.model, artefact))
     within, above = certificate.budget.met(measured), floor is None or floor.met
     return {
         "budget": certificate.asked,

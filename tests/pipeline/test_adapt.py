@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from tests.pipeline.check import assert_one_line
 from torch.nn import functional
 
 from apportion.cost.parts import Parts
+from apportion.cost.profile import Profile
 from apportion.cost.sample import CostError
 from apportion.device.measure import Session, Timing
-from apportion.errors import ApportionError, InfeasibleError
+from apportion.errors import ApportionError, DataError, InfeasibleError
 from apportion.methods.adapt import make
-from apportion.methods.adapt.adapt import adapt, read_learned
+from apportion.methods.adapt.adapt import adapt, read_learned, training_domains
 from apportion.methods.adapt.folder import AdaptConfig
 from apportion.methods.adapt.shared_folders import load_tasks
 from apportion.methods.adapt.specialise import MADE, WHOLE, Specialised, specialise, verify_specialised
@@ -103,8 +105,9 @@ def timing(median_ms):
     return Timing(median_ms=median_ms, stderr_ms=0.0, mad_ms=0.0, p95_ms=median_ms, count=12)
 
 
-def told_ratio(ratio, error=0.001):
-    return Session({WHOLE: (timing(1.0),) * 2, MADE: (timing(ratio - error), timing(ratio + error))}, {"processes": 2})
+def told_ratio(ratio, error=0.001, whole_ms=1.0):
+    made = tuple(timing(whole_ms * (ratio + sign * error)) for sign in (-1, 1))
+    return Session({WHOLE: (timing(whole_ms),) * 2, MADE: made}, {"processes": 2, "measured_at": "2026-01-01T00:00:00"})
 
 
 @pytest.mark.parametrize(("errors", "met"), [((0.02, 0.001), True), ((0.02,) * 4, False)])
@@ -122,6 +125,66 @@ def test_a_budget_is_kept_at_the_stated_confidence(trained, support, tmp_path, m
     assert result["met"] is certificate["met"] is met
     assert certificate["z"] == pytest.approx(1.645, abs=1e-3)
     assert result["utilisation"] == pytest.approx(0.59 / 0.6)
+
+
+@pytest.mark.parametrize(("slower", "met"), [(1.0, True), (4.0, False)])
+def test_milliseconds_are_judged_by_the_clock_and_shares_by_the_whole(
+    trained, support, tmp_path, monkeypatch, slower, met
+):
+    """The same share of the whole on a machine that is as quick as the calibrated one, or four times as slow."""
+    clock = next(iter(read_learned(trained / "run").family.clocks.values()))
+    now = told_ratio(0.59, 1e-6, slower * clock.whole_ms)
+    monkeypatch.setattr(f"{specialise.__module__}.measure_pair", lambda *_, **__: now)
+    assert specialise(trained / "run", str(support), "60%", tmp_path / "share")["met"]
+    asked = f"{0.6 * clock.whole_ms}ms"
+    if met:
+        told = specialise(trained / "run", str(support), asked, tmp_path / "ms")
+        assert told["met"]
+        assert told["measured_ms"] == pytest.approx(0.59 * clock.whole_ms, rel=1e-3)
+        monkeypatch.setattr(f"{specialise.__module__}.measure_pair", lambda *_, **__: told_ratio(0.59, 1e-6, 4e3))
+        assert not verify_specialised(tmp_path / "ms")["met"]
+    else:
+        with pytest.raises(InfeasibleError, match=f"measured floor of {0.59 * slower * clock.whole_ms:.3g} ms"):
+            specialise(trained / "run", str(support), asked, tmp_path / "ms")
+
+
+def test_a_second_start_leaves_nothing_of_the_first(trained, support, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{specialise.__module__}.measure_pair", lambda *_, **__: told_ratio(0.59, 1e-6))
+    out = tmp_path / "task"
+    assert specialise(trained / "run", str(support), "60%", out)["met"]
+    assert verify_specialised(out)["met"]
+    specialise(trained / "run", str(support), "60%", out, verify=False)
+    with pytest.raises(ApportionError, match="was not measured"):
+        verify_specialised(out)
+
+    def dies(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{specialise.__module__}.measure_pair", dies)
+    with pytest.raises(KeyboardInterrupt):
+        specialise(trained / "run", str(support), "60%", out)
+    assert {path.name for path in out.iterdir()} == {"specialise.json", "model", "classes.json"}
+
+
+def test_a_network_that_was_replaced_is_told(trained, monkeypatch):
+    monkeypatch.setattr("apportion.methods.adapt.adapt.network_digest", lambda network: "another")
+    with pytest.raises(ApportionError, match=r"vit-64 is not the network that .* was trained on"):
+        read_learned(trained / "run")
+
+
+def test_domains_of_one_name_are_refused(trained, tmp_path):
+    write_digits(tmp_path / "tasks", "01", 2)
+    with pytest.raises(DataError, match="name 'tasks' twice"):
+        training_domains(f"{trained / 'tasks'},{tmp_path / 'tasks'}")
+
+
+def test_a_profile_of_other_inputs_is_refused_and_not_kept(trained, tmp_path):
+    profile = Profile.load(trained / "p.json")
+    replace(profile, shape=replace(profile.shape, batch=4)).save(tmp_path / "p.json")
+    config = replace(config_of(trained), profiles=(str(tmp_path / "p.json"),))
+    with pytest.raises(DataError, match=r"is about batch 4, .*the run about batch 1"):
+        adapt(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "profiles").exists()
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +355,7 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_not_run_again(trained, monke
     monkeypatch.setattr(Trainer, "step", dies)
     with pytest.raises(KeyboardInterrupt):
         adapt(config_of(trained), other)
+    (other / "training.json").write_text('{"steps": 1}')  # as a kill between the two files leaves it
     monkeypatch.setattr(Trainer, "step", step)
     resumed = adapt(config_of(trained), other)
     logs = [

@@ -4,9 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.methods.adapt.conftest import profile_of
 
 from apportion.errors import ModelError
-from apportion.methods.adapt.family import FamilyConfig
+from apportion.methods.adapt.clock import Clock
+from apportion.methods.adapt.family import Family, FamilyConfig
 from apportion.methods.adapt.groups import merge_all, places
 from apportion.methods.adapt.router import Router
 from apportion.models.network import read_out
@@ -133,6 +135,39 @@ def test_a_policy_starts_on_budget(tiny, allocation):
         assert abs(float(cost) - 0.6) < 0.1  # the start costs 0.6 on average over both clocks, between knots
     if allocation == "fixed":
         assert not any(parameter.requires_grad for parameter in family.policy.parameters())
+
+
+def test_the_seed_alone_says_where_a_family_begins(tiny):
+    def begun(seed, luck):
+        torch.manual_seed(luck)
+        family = Family(tiny.network, tiny.partition, tiny.clocks, 32, FamilyConfig(seed=seed))
+        assert torch.initial_seed() == luck  # the caller's generator is left alone
+        return family.state_dict()
+
+    one, same, other = begun(0, 1), begun(0, 2), begun(1, 1)
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert {name for name in one if not torch.equal(one[name], other[name])} >= {
+        "gate_logit_MG",
+        "router.head.0.weight",
+    }
+
+
+def test_a_device_on_which_nothing_is_saved_is_refused(tiny):
+    clock = Clock.of(profile_of(tiny.parts, "torch-cpu-1t", quantile=30.0), tiny.parts)
+    assert clock.floor_ms() > clock.whole_ms
+    with pytest.raises(ModelError, match="on torch-cpu-1t the smallest network is bounded by"):
+        Family(tiny.network, tiny.partition, (clock,), 32)
+
+
+def test_a_device_in_int8_goes_by_its_float_sibling_and_a_new_one_by_the_first(tiny):
+    family = tiny.family()
+    names = {
+        "openvino-int8-cpu-1t": "openvino-cpu-1t",
+        "openvino-cpu-1t": "openvino-cpu-1t",
+        "torch-cpu-1t": "ort-cpu-1t",
+    }
+    for name, known in names.items():
+        assert family.known(Clock.of(profile_of(tiny.parts, name), tiny.parts)) == known
 
 
 def test_routing_does_not_depend_on_the_order_of_classes():

@@ -242,7 +242,17 @@ def test_images_are_varied_and_texts_are_not():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": 0}, {"objective": "best"}, {"capacity": 0.0}, {"rate": -1.0}, {"precision": "fp8"}]
+    "wrong",
+    [
+        {"steps": 0},
+        {"objective": "best"},
+        {"objective": "cvar", "beta": 1.0},
+        {"objective": "kl", "beta": -0.1},
+        {"capacity": 0.0},
+        {"rate": -1.0},
+        {"precision": "fp8"},
+        {"seed": -1},
+    ],
 )
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(DataError):
@@ -256,6 +266,27 @@ def test_a_run_with_usual_settings_is_saved_as_before_later_ones_came(tmp_path):
         folder.start(asked, "digest")
         assert folder.config() == asked
         assert {*folder.read(folder.file)["config"]} & {*LATER} == {*changes}
+
+
+def test_int8_is_no_target_but_a_way_to_run_slices():
+    with pytest.raises(DataError, match="ort-int8-cpu-1t is in int8; name ort-cpu-1t, with --int8"):
+        AdaptConfig(model="minilm", tasks="text", targets=("ort-int8-cpu-1t",))
+
+
+def test_a_step_without_finite_slopes_changes_nothing_that_is_kept(tiny, monkeypatch):
+    trainer = trainer_of(tiny)
+    trainer.step(0)
+    before, state = {name: tensor.clone() for name, tensor in trainer.tensors().items()}, trainer.state()
+    run = trainer._run
+
+    def broken(*args):
+        found = run(*args)
+        return replace(found, loss=found.loss * torch.nan)
+
+    monkeypatch.setattr(trainer, "_run", broken)
+    trainer.step(1)
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.tensors().items())
+    assert trainer.state() == state
 
 
 def test_an_unknown_target_is_refused_before_anything_is_written():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -40,6 +41,7 @@ from apportion.tasks.protocol import PROTOCOLS, load_protocol, read_protocol
 
 SAVE_SECONDS = 60.0
 NUM_ORDER = 16
+STATE = "training"  # what the state goes by in the metadata of the tensors
 
 
 def adapt(config: AdaptConfig, path: Path, progress: Progress | None = None) -> dict[str, Any]:
@@ -59,7 +61,8 @@ def adapt(config: AdaptConfig, path: Path, progress: Progress | None = None) -> 
         if network.readout != "embedding":
             raise DataError(f"{config.model} gives {network.readout}; adapt takes encoders, which give embeddings")
         parts = Parts.of(network, Partition.of(network))
-    folder.start(config, network_digest(network))
+    digest = network_digest(network)
+    folder.start(config, digest)
     finished = folder.result()
     if finished is not None:
         return finished
@@ -76,6 +79,7 @@ def adapt(config: AdaptConfig, path: Path, progress: Progress | None = None) -> 
     seconds = _train(trainer, folder, progress)
     result = {
         "model": config.model,
+        "network": digest,
         "tasks": config.tasks,
         "domains": [domain.name for domain in domains],
         "targets": {
@@ -111,9 +115,14 @@ def read_learned(path: Path) -> Learned:
     """
     folder = AdaptFolder(path)
     config = folder.config()
-    if folder.result() is None:
+    result = folder.result()
+    if result is None:
         raise ApportionError(f"{path} is not finished; start it again with apportion adapt to go on")
     network = load(config.model, batch=config.batch, tokens=config.tokens, seed=config.seed)
+    if result.get("network") not in (None, network_digest(network)):  # earlier versions don't say
+        raise ApportionError(
+            f"{config.model} is not the network that {path} was trained on; put it back, or adapt again"
+        )
     orders = folder.read("orders.json")
     parts = Parts.of(network, Partition.of(network).ordered(orders))
     profiles = [Profile.load(folder.profile(target)) for target in config.targets]
@@ -138,11 +147,19 @@ def training_domains(tasks: str) -> tuple[Domain, ...]:
     """The domains to train on: of a protocol by name or file, or domains between commas."""
     if tasks in PROTOCOLS or tasks.endswith(".toml"):
         protocol = PROTOCOLS[tasks] if tasks in PROTOCOLS else read_protocol(Path(tasks))
-        return load_protocol(protocol, load_domain).train
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
-    if not names:
-        raise DataError(f"tasks {tasks!r} name no domain; give {', '.join(PROTOCOLS)}, a .toml file, or domains")
-    return tuple(load_domain(name) for name in names)
+        domains = load_protocol(protocol, load_domain).train
+    else:
+        given = [name.strip() for name in tasks.split(",") if name.strip()]
+        if not given:
+            raise DataError(f"tasks {tasks!r} name no domain; give {', '.join(PROTOCOLS)}, a .toml file, or domains")
+        domains = tuple(load_domain(name) for name in given)
+    names = [domain.name for domain in domains]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(
+            f"tasks {tasks!r} name {twice[0]!r} twice, by which its examples go; give each a name of its own"
+        )
+    return domains
 
 
 def shadow_prices(trainer: Trainer) -> dict[str, Any]:
@@ -164,17 +181,14 @@ def _profiles(
     config: AdaptConfig, folder: AdaptFolder, network: Network, parts: Parts, progress: Progress
 ) -> list[Profile]:
     """The profile of every target: given, made by an earlier start, or measured now."""
-    given = {}
-    for name in config.profiles:
-        profile = Profile.load(Path(name))
-        if profile.shape.size is not None:
-            raise DataError(f"{name} is about {profile.shape.explain()}; adapt takes the model's own, calibrate so")
-        given[profile.target.name] = profile
+    shape = InputShape(batch=config.batch, tokens=config.tokens, seed=config.seed)
     twins = [twin.name for name in config.targets if config.int8 and (twin := int8_twin(working_target(name)))]
+    given = {}
+    if not all(folder.profile(target).is_file() for target in (*config.targets, *twins)):
+        given = {profile.target.name: profile for profile in map(_given(network, parts, shape), config.profiles)}
     unknown = sorted(set(given) - {*config.targets, *twins})
     if unknown:
         raise DataError(f"a profile is of {unknown[0]}, which is not among the targets {', '.join(config.targets)}")
-    shape = InputShape(batch=config.batch, tokens=config.tokens, seed=config.seed)
     found = []
     for target in (*config.targets, *twins):
         path = folder.profile(target)
@@ -188,6 +202,23 @@ def _profiles(
         if target in config.targets:  # training knows float slices; int8 ones are chosen by their own prices
             found.append(Profile.load(path))
     return found
+
+
+def _given(network: Network, parts: Parts, shape: InputShape) -> Callable[[str], Profile]:
+    """Reads a profile that the user gave, if it is about this network and these inputs."""
+
+    def read(name: str) -> Profile:
+        profile = Profile.load(Path(name))
+        same = profile.shape.batch == shape.batch and profile.shape.size is None
+        if not same or (network.takes_text and profile.shape.tokens != shape.tokens):
+            raise DataError(
+                f"{name} is about {profile.shape.explain()}, the run about {shape.explain()}; calibrate it for these, "
+                "or adapt with the profile's --batch and --tokens"
+            )
+        Clock.of(profile, parts)  # says where its parts are others
+        return profile
+
+    return read
 
 
 def _ordered(
@@ -210,8 +241,8 @@ def _ordered(
 def _train(trainer: Trainer, folder: AdaptFolder, progress: Progress) -> float:
     """All steps that are left; tensors and state are saved every minute, the log after every step."""
     steps, done, before = trainer.config.steps, 0, 0.0
-    if (folder.path / "training.json").is_file() and folder.tensors.is_file():
-        state = folder.read("training.json")
+    if folder.tensors.is_file():
+        state = _state_beside(folder)
         trainer.load_tensors(load_file(folder.tensors))
         trainer.load_state(state["prices"])
         done, before = int(state["steps"]), float(state["seconds"])
@@ -226,11 +257,19 @@ def _train(trainer: Trainer, folder: AdaptFolder, progress: Progress) -> float:
             update(done / steps)
             if done == steps or time.perf_counter() - saved > SAVE_SECONDS:
                 os.fsync(log.fileno())
-                write_whole(folder.tensors, save(trainer.tensors()))
                 spent = before + time.perf_counter() - began
-                folder.write("training.json", {"steps": done, "seconds": spent, "prices": trainer.state()})
+                state = {"steps": done, "seconds": spent, "prices": trainer.state()}
+                write_whole(folder.tensors, save(trainer.tensors(), metadata={STATE: json.dumps(state)}))
+                folder.write("training.json", state)  # for those who read; to go on, what is with the tensors counts
                 saved = time.perf_counter()
     return before + time.perf_counter() - began
+
+
+def _state_beside(folder: AdaptFolder) -> dict[str, Any]:
+    """The state of training that was saved with the tensors, in one file, so that they are of the same step."""
+    with safe_open(folder.tensors, "pt") as file:
+        state: dict[str, Any] = json.loads((file.metadata() or {})[STATE])
+    return state
 
 
 def _cut(log: Path, done: int) -> None:

@@ -48,14 +48,11 @@ def sizes_by_depth(
     rho: float,
     clock: Clock,
     value_L: Tensor | None,
-    depths: Sequence[Depth] | None = None,
-    *,
-    num_steps: int = 0,
 ) -> dict[Depth, dict[str, int]]:
-    """Sizes that keep a budget and use it, by their depth; of all depths, or those given."""
+    """Sizes that keep a budget and use it, by their depth."""
     budget_ms, found = rho * clock.whole_ms, {}
-    for depth in every_depth(family) if depths is None else depths:
-        sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=depth, num_steps=num_steps)
+    for depth in every_depth(family):
+        sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=depth)
         if sizes is not None and clock.upper_ms(sizes) >= LEAST_USE * budget_ms:
             found[depth] = sizes
     return found

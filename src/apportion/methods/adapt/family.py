@@ -21,6 +21,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from apportion.device.target import is_sibling
 from apportion.errors import ModelError
 from apportion.methods.adapt.clock import Clock, Sizes, spread_start
 from apportion.methods.adapt.groups import Bundle, Groups, bundles, keep_of, merge_all, start_logits
@@ -43,13 +44,14 @@ class FamilyConfig:
     """``num_experts`` M, ``allocation`` of the policy, and the ``tightest`` budget trained for, as a share.
 
     ``masks`` says what a delta gate is of: a group, or as an ablation every single number of the delta (``weights``),
-    which takes as many logits as experts times numbers.
+    which takes as many logits as experts times numbers. ``seed`` is of where router and gates begin.
     """
 
     num_experts: int = 4
     allocation: str = "learned"
     tightest: float = 0.15
     masks: str = "groups"
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.num_experts < 1:
@@ -109,6 +111,12 @@ class Family(nn.Module):
         self.clocks = {clock.name: clock for clock in clocks}
         self._prices = {clock.name: clock.prices() for clock in clocks}
         self._features = {clock.name: clock.features() for clock in clocks}
+        for clock in clocks:
+            if not clock.floor_ms() < clock.whole_ms:
+                raise ModelError(
+                    f"on {clock.name} the smallest network is bounded by {clock.floor_ms():.3g} ms and the whole takes "
+                    f"{clock.whole_ms:.3g} ms: there is nothing to save; leave that target out, or calibrate it again"
+                )
         floor = max(config.tightest, *(clock.floor_ms() / clock.whole_ms for clock in clocks))
         self.knots = budget_knots(floor)
         least_L = torch.tensor([module.sizes()[0] / module.num_units for module in partition])
@@ -116,9 +124,11 @@ class Family(nn.Module):
         self.policy = BudgetPolicy(
             start_KL, self.knots, least_L, torch.stack([*self._prices.values()]), config.allocation
         )
-        self.router = Router(num_features, config.num_experts)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.router = Router(num_features, config.num_experts)
         self.stacks, self._blocks = bundles(network, self.groups), self.groups.blocks()
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(config.seed)
         if config.masks == "groups":
             self.gate_logit_MG = nn.Parameter(start_logits((config.num_experts, self.groups.count), generator))
         else:
@@ -144,6 +154,13 @@ class Family(nn.Module):
     def floor(self) -> float:
         """The least budget that is trained for, as a share."""
         return self.knots[0]
+
+    def known(self, clock: Clock) -> str:
+        """The device that was trained for and stands for a clock: itself, its float sibling, or the first."""
+        if clock.name in self.clocks:
+            return clock.name
+        siblings = (name for name, one in self.clocks.items() if is_sibling(one.profile.target, clock.profile.target))
+        return next(siblings, next(iter(self.clocks)))
 
     def prices(self, device: str) -> Tensor:
         """Shares of a device's time by module."""

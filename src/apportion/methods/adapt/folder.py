@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from apportion.core.folder import RunFolder
-from apportion.device.target import find_target
+from apportion.device.target import Target, find_target, is_sibling, target_names
 from apportion.errors import ApportionError, DataError
 from apportion.methods.adapt.family import FamilyConfig
 from apportion.methods.adapt.train import TrainConfig
 
-SCHEME = 4  # raised when training changes, so that a run begun before it is not gone on with
+SCHEME = 5  # raised when training changes, so that a run begun before it is not gone on with
 LATER: Mapping[str, Any] = {  # settings that came since, saved only where they are not these: older runs stay readable
     "int8": False,
     "masks": "groups",
@@ -79,13 +79,17 @@ class AdaptConfig:
         if not self.targets or len(set(self.targets)) != len(self.targets):
             raise DataError(f"targets {', '.join(self.targets) or 'none'} were given; name one or more, each once")
         for target in self.targets:
-            find_target(target)
+            float_target(target)
         self.family()
         self.training()
 
     def family(self) -> FamilyConfig:
         return FamilyConfig(
-            num_experts=self.experts, allocation=self.allocation, tightest=self.tightest, masks=self.masks
+            num_experts=self.experts,
+            allocation=self.allocation,
+            tightest=self.tightest,
+            masks=self.masks,
+            seed=self.seed,
         )
 
     def training(self, *, images: bool = False) -> TrainConfig:
@@ -157,8 +161,22 @@ class SpecialFolder(RunFolder):
         asked = _unusual(asked, LATER_SPECIAL)
         self.begin(hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest(), asked)
 
+    def clear(self) -> None:
+        """Takes away what an earlier start wrote about its model, the certificate first."""
+        for path in (self.path / "certificate.json", self.path / "result.json", self.head):
+            path.unlink(missing_ok=True)
+
     def config(self) -> dict[str, Any]:
         return self.asked(SPECIAL | LATER_SPECIAL.keys(), LATER_SPECIAL)
+
+
+def float_target(name: str) -> Target:
+    """The target of a name, if it runs float networks: int8 is a way to run a slice, and priced beside these."""
+    target = find_target(name)
+    if target.precision != "fp32":
+        plain = next(one for one in target_names() if is_sibling(find_target(one), target))
+        raise DataError(f"{name} is in int8; name {plain}, with --int8 where its slices are to run in int8, too")
+    return target
 
 
 def _unusual(asked: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:

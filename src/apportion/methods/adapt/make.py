@@ -107,7 +107,7 @@ def make(
     with torch.no_grad():
         frozen_SF = read_out(family.network, inputs).float()
         encoded = time.perf_counter()
-        known = clock.name if clock.name in family.clocks else next(iter(family.clocks))
+        known = family.known(clock)
         posterior = mixture_posterior(lambda mean_WF: family.plan(mean_WF, rho, known).alpha_M, frozen_SF, label_S)
         value_L = learned.values(rho)
     # on a device that was trained for the policy's fractions stand; another one prices them anew

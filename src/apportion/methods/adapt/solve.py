@@ -77,7 +77,8 @@ def solve(
         sizes = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=at, num_steps=num_steps, within=within)
         if sizes is not None:
             break
-    assert sizes is not None  # with all modules free, the smallest network keeps the budget
+    if sizes is None:  # no way down from the policy's sizes reaches the smallest network, which keeps the budget
+        sizes = smallest(alpha_M, clock).sizes
     if only_better and num_steps and value_L is not None:
         plain = sizes_at(family, alpha_M, budget_ms, clock, value_L, depth=at, within=within)
         if plain is not None:
@@ -105,9 +106,8 @@ def ladder(
 
 def objective(family: Family, alpha_M: Tensor, budget_ms: float, clock: Clock, value_L: Tensor, sizes: Sizes) -> float:
     """Eq. A10 at real sizes, with the policy's fractions for the budget."""
-    known = clock.name if clock.name in family.clocks else next(iter(family.clocks))
     with torch.no_grad():
-        path_L = along_path(family, alpha_M, clock, budget_ms, known)
+        path_L = along_path(family, alpha_M, clock, budget_ms, family.known(clock))
     return _objective(clock, sizes, (value_L * path_L).tolist(), path_L.tolist())
 
 
@@ -123,9 +123,8 @@ def sizes_at(
     within: Sizes | None = None,
 ) -> dict[str, int] | None:
     """Sizes that keep a budget, at a depth, or as deep as the policy says; None if they can't at that depth."""
-    known = clock.name if clock.name in family.clocks else next(iter(family.clocks))
     with torch.no_grad():
-        path_L = along_path(family, alpha_M, clock, budget_ms, known, depth)
+        path_L = along_path(family, alpha_M, clock, budget_ms, family.known(clock), depth)
     held = () if depth is None else family.block_places
     fraction_L = path_L
     if value_L is not None and num_steps:
@@ -242,16 +241,21 @@ def _fit(
         return {m.name: grid[i] for m, grid, i in zip(modules, grids, places, strict=True)}
 
     def steps(by: int) -> list[tuple[float, float, list[int]]]:
-        """Every step in one direction: its worth for its time, the bound after it, and the places after it."""
-        found = []
+        """Every step in one direction: its worth for its time, the bound after it, and the places after it.
+
+        Sizes that a kernel rounds up cost the same: up, such a step is free; down, it goes on to one that saves time.
+        """
+        found, gone = [], set(left_out(clock, at(place)))  # modules whose size is worth nothing
         for index, grid in enumerate(grids):
-            after = place[index] + by
-            if 0 <= after < len(grid) and index not in held:
+            if index in held or modules[index].name in gone:
+                continue
+            for after in range(place[index] + 1, len(grid)) if by > 0 else range(place[index] - 1, -1, -1):
                 moved = [*place[:index], after, *place[index + 1 :]]
                 then = clock.upper_ms(at(moved))
-                if then != upper:  # of a block that is left out, size costs nothing and is worth nothing
+                if then != upper or by > 0:
                     gain = worth[index] * abs(math.log(max(grid[after], 0.5) / max(grid[place[index]], 0.5)))
-                    found.append((gain / abs(then - upper), then, moved))
+                    found.append((gain / abs(then - upper) if then != upper else math.inf, then, moved))
+                    break
         return found
 
     upper = clock.upper_ms(at(place))

@@ -117,6 +117,12 @@ class TrainConfig:
             )
         if self.objective not in OBJECTIVES:
             raise DataError(f"objective {self.objective!r} is not known; possible are {', '.join(OBJECTIVES)}")
+        if self.objective == "cvar" and not 0 <= self.beta < 1:
+            raise DataError(f"beta {self.beta:g} is no share of tasks to leave out; give one from 0 to less than 1")
+        if self.objective == "kl" and not 0 <= self.beta < math.inf:
+            raise DataError(f"beta {self.beta:g} is no divergence; give 0 or more")
+        if self.seed < 0:
+            raise DataError(f"seed {self.seed} is not possible; give 0 or more")
         if self.precision not in PRECISIONS:
             raise DataError(f"precision {self.precision!r} is not known; possible are {', '.join(PRECISIONS)}")
         if len(self.gains) != 2 or not all(0 <= gain < math.inf for gain in self.gains) or not any(self.gains):
@@ -201,10 +207,10 @@ class Trainer:
         total.backward()
         slope = float(torch.nn.utils.clip_grad_norm_(self.large, 1.0))
         small_slope = float(torch.nn.utils.clip_grad_norm_(self.small, 5.0))
-        self._ascend(runs, weight_E, float(open_share.detach()))
         if self.searches and number >= self.num_settle:
             self.family.policy.start_L.grad = self.family.policy.rise_KL.grad = None
-        if math.isfinite(slope + small_slope):
+        if math.isfinite(slope + small_slope):  # one that is not would stay in what modules are worth
+            self._ascend(runs, weight_E, float(open_share.detach()))
             self.optimiser.step()
         row = self._row(number, runs, slope, small_slope, float(open_share.detach()))
         return row | {name: rows for name, rows in settled.items() if rows}

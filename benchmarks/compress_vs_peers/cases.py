@@ -34,8 +34,8 @@ class Case:
     ref: str
     steps: int
     floor: float
-    rungs: int = 5
-    deepest: float = 0.66
+    rungs: int = 6
+    deepest: float = 0.8
 
     @property
     def budgets(self) -> list[float]:
@@ -75,9 +75,9 @@ class Case:
 
 
 CASES = {
-    "resnet20": Case("resnet20", "benchmarks.compress_vs_peers.networks:resnet20", steps=150, floor=0.25),
-    "minilm": Case("minilm", "minilm", steps=150, floor=0.15, rungs=6, deepest=0.8),
-    "mobilenetv2": Case("mobilenetv2", "benchmarks.compress_vs_peers.networks:mobilenetv2", steps=150, floor=0.4),
+    "resnet20": Case("resnet20", "benchmarks.compress_vs_peers.networks:resnet20", steps=150, floor=0.2),
+    "minilm": Case("minilm", "minilm", steps=150, floor=0.15),
+    "mobilenetv2": Case("mobilenetv2", "benchmarks.compress_vs_peers.networks:mobilenetv2", steps=150, floor=0.3),
 }
 
 

@@ -103,6 +103,7 @@ def budgeted_loop(
     max_steps: int = 10_000,
     z: float = 0.0,
     break_on_reject: bool = False,
+    pause_to_restore: bool = False,
     on_row: Callable[[Row], None] | None = None,
 ) -> Result[M]:
     """Moves knobs until the budget is met, quality would fall under its floor, or nothing saves cost any more.
@@ -139,6 +140,8 @@ def budgeted_loop(
         aim: limits that the loop works towards at first, the budget's by default; looser ones where readings may be
             too high, so that checks lead it to the budget from above and nothing more than needed is cut.
         break_on_reject: end at the first rejected move, as Algorithm 1 is written, instead of asking the policy again.
+        pause_to_restore: end where the budget is met and quality would be restored next; called again on the same
+            ledger without this, the run goes on from there.
         on_row: told of every new row, for progress display.
     """
     _check_arguments(knobs, rules, meters, budget, quality)
@@ -155,6 +158,8 @@ def budgeted_loop(
                 and (check is None or last.kind == "check")
                 and (last.kind != "check" or last.accepted)
             ):
+                if pause_to_restore:
+                    return run.result(Outcome.MET, _last_check(ledger))
                 run.step(restore.knob, restore.value, commit=restore.commit, floor=None)
                 continue
             restored = restore is None

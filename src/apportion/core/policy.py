@@ -40,22 +40,17 @@ class State:
 
     def next_moves(self) -> list[tuple[Knob, Value]]:
         """The next cheaper value of every knob that saves cost, without those already rejected from here."""
-        return self._moves(restoring=False)
-
-    def next_restores(self) -> list[tuple[Knob, Value]]:
-        """The next value of every knob that restores quality, without those already rejected from here."""
-        return self._moves(restoring=True)
-
-    def _moves(self, *, restoring: bool) -> list[tuple[Knob, Value]]:
-        rejected = {(row.knob, row.value) for row in self.rows_here() if row.kind == "move" and not row.accepted}
+        rejected = self.rejected_here()
         moves = []
         for knob in self.knobs:
-            if knob.restores != restoring:
-                continue
-            value = knob.cheaper(self.setting[knob.name])
+            value = None if knob.restores else knob.cheaper(self.setting[knob.name])
             if value is not None and (knob.name, value) not in rejected:
                 moves.append((knob, value))
         return moves
+
+    def rejected_here(self) -> set[tuple[str | None, Value | None]]:
+        """Knobs and values of the moves that were rejected from the current setting."""
+        return {(row.knob, row.value) for row in self.rows_here() if row.kind == "move" and not row.accepted}
 
     def rows_here(self) -> list[Row]:
         """Rows proposed from the current setting: those after the last accepted one."""
@@ -179,32 +174,62 @@ class Restoring:
     other policy has nothing left to propose, and once more when the budget reads as met. One turn is kept for that.
     Where ``by`` names a finer reading than quality, that fell by less than ``least`` since and quality not at all,
     nothing is restored.
+
+    With ``early``, the first turn of the knob is one to take early: as soon as quality fell by the share ``fallen`` of
+    what it was, since from readings near chance no move looks better than another. Where it never does, the end takes
+    the second turn at once, which stands for the first and the third; else the third. Without ``when_stuck`` a policy
+    that has nothing left to propose is left at that.
     """
 
     inner: Policy
     share: float = 0.5
     by: str | None = None
     least: float = 0.01
+    early: bool = False
+    fallen: float = 0.15
+    when_stuck: bool = True
 
     def propose(self, state: State) -> Proposal | None:
-        restores = state.next_restores()
-        turns_left = sum(knob.values.index(value) + 1 for knob, value in restores)
-        if restores and turns_left > 1 and self._walked(state) >= self.share:
-            return Proposal(restores[0][0].name, restores[0][1])
+        turn = self._turn(state, at_end=False)
+        if turn is not None and turn[0].values.index(turn[1]) > 0:
+            before_early = self.early and state.setting[turn[0].name] == turn[0].dearest
+            if self._walked(state) >= self.share or (before_early and self._fell(state) >= self.fallen):
+                return Proposal(turn[0].name, turn[1])
         saving = tuple(knob for knob in state.knobs if not knob.restores)
         proposal = self.inner.propose(replace(state, knobs=saving))
-        return self.finish(state) if proposal is None else proposal
+        return self.finish(state) if proposal is None and self.when_stuck else proposal
 
     def finish(self, state: State) -> Proposal | None:
-        restores = state.next_restores()
-        if not restores or self._walked(state) == 0.0:
+        turn = self._turn(state, at_end=True)
+        if turn is None:
             return None
+        if self._walked(state) == 0.0:
+            came_early = self.early and state.setting[turn[0].name] == turn[0].values[-2]
+            return Proposal(turn[0].name, turn[1]) if came_early else None
         if self.by is not None and self.by in state.readings:
             before = self._last_restored(state).readings
             lost = {name: before[name].value - state.readings[name].value for name in (self.by, state.quality)}
             if lost[self.by] < self.least and lost[state.quality] <= 0:
                 return None
-        return Proposal(restores[0][0].name, restores[0][1])
+        return Proposal(turn[0].name, turn[1])
+
+    def _turn(self, state: State, *, at_end: bool) -> tuple[Knob, Value] | None:
+        """The next turn of the first knob that restores and has one which was not rejected from here."""
+        rejected = state.rejected_here()
+        for knob in state.knobs:
+            if knob.restores:
+                place = knob.values.index(state.setting[knob.name])
+                gone = len(knob.values) - 1 - place
+                skips = self.early and (gone == 1 or (gone == 0 and at_end))
+                place -= 2 if skips else 1
+                if place >= 0 and (knob.name, knob.values[place]) not in rejected:
+                    return knob, knob.values[place]
+        return None
+
+    def _fell(self, state: State) -> float:
+        """The share of quality that was lost since it was last restored."""
+        before = self._last_restored(state).readings[state.quality].value
+        return (before - state.readings[state.quality].value) / before if before > 0 else 0.0
 
     def _last_restored(self, state: State) -> Row:
         """The row after which quality was last restored, or the start."""

@@ -14,8 +14,8 @@ import torch
 from apportion.core.budget import Budget
 from apportion.core.certificate import Certificate
 from apportion.core.folder import whole_folder
-from apportion.core.ledger import Ledger, Row
-from apportion.core.loop import Outcome, Result
+from apportion.core.ledger import Row
+from apportion.core.loop import Outcome
 from apportion.core.meter import Reading
 from apportion.core.progress import Progress, Silent
 from apportion.device.build import model_files, needs_build
@@ -37,6 +37,7 @@ from apportion.methods.compress.policies import LIKENESS
 from apportion.methods.compress.prices import tell_prices
 from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.methods.compress.rundir import FitConfig, RunDir, Rung
+from apportion.methods.compress.way import Walked
 from apportion.models.load import load
 from apportion.models.network import Network
 from apportion.models.partition import Partition
@@ -102,17 +103,16 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
             raise ApportionError(f"{rung.path / 'result.json'} is damaged; delete it, and the rung is finished again")
         if told is None:
             name = "fit" if len(budgets) == 1 else f"rung {place} of {len(budgets)}"
-            rung.path.mkdir(parents=True, exist_ok=True)
-            with Ledger(rung.ledger, run=f"{run}/{place}") as ledger:
-                result = plan.run(start, setting, budget, rung, ledger, name)
-                told = _report(plan, rung, wanted, budget, result, tuple(ledger))
+            walked = plan.run(start, setting, budget, rung, f"{run}/{place}", name)
+            told = _report(plan, rung, wanted, budget, walked)
             rung.write("result.json", told)
-            start = result.model
+            start = walked.result.model
         else:
             start = _reload(plan.network, rung)
         setting = told["setting"]
         final = {key: Reading.from_json(fields) for key, fields in told["final"].items()}
-        plan.learn(start, final, trained=told.get("trained", True))  # runs of earlier versions don't say
+        trained = told.get("repair_steps", plan.bench.config.repair_steps)  # runs of earlier versions don't say
+        plan.learn(start, final, repair_steps=trained)
         ladder.append(
             {"rung": place} | {key: told.get(key) for key in ("limits", "final", "quality_after", "floor", "met")}
         )
@@ -156,9 +156,8 @@ def _keep_artefact(plan: Plan, rung: Rung) -> dict[str, str]:
     return {path.name: file_digest(path) for path in model_files(rung.artefact)}
 
 
-def _report(
-    plan: Plan, rung: Rung, asked: Budget, budget: Budget, result: Result[Network], rows: Sequence[Row]
-) -> dict[str, Any]:
+def _report(plan: Plan, rung: Rung, asked: Budget, budget: Budget, walked: Walked) -> dict[str, Any]:
+    result = walked.result
     save(result.model, rung.model)
     before, after = plan.judged(result.model, rung.model)
     session = plan.session(result.model, budget, rung.model, twice=result.met) if plan.foreseen else None
@@ -187,10 +186,10 @@ def _report(
         "met": met,
         "precision": result.model.precision,
         "int8": plan.told_int8(result.model),
-        "prices": _prices(plan, budget, rows),
+        "prices": _prices(plan, budget, walked.rows),
         "left_out": list(plan.offer.left_out),
         "setting": {name: value for name, value in result.setting.items() if name != REPAIR},
-        "trained": any(row.kind == "move" and row.knob == REPAIR for row in rows),
+        "repair_steps": walked.repair_steps,
     }
     if met:
         certificate = Certificate(

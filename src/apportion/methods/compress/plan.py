@@ -11,7 +11,7 @@ from typing import Any
 from apportion.core.budget import Budget
 from apportion.core.knob import Knob, Value
 from apportion.core.ledger import Ledger, Row
-from apportion.core.loop import Result, budgeted_loop
+from apportion.core.loop import budgeted_loop
 from apportion.core.meter import Meter, Reading
 from apportion.core.policy import Restoring
 from apportion.core.progress import Progress
@@ -35,6 +35,7 @@ from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.methods.compress.repair import Distil, DistilOptions, Towards, repair_knob, require_labels
 from apportion.methods.compress.rulenames import parse_rules
 from apportion.methods.compress.rundir import Rung
+from apportion.methods.compress.way import Walked, Way, in_float, is_precision
 from apportion.models.network import Network
 from apportion.models.partition import Partition
 from apportion.models.safefile import folder_digest
@@ -45,6 +46,7 @@ from apportion.tasks.batches import Examples, Splits
 CONFIDENCE = 0.95
 Z = normal_quantile(CONFIDENCE)
 LOOSER, MAX_CHECKS = 1.2, 12
+EARLY = 1 / 3  # of the steps of a repair, at least
 FAR = 0.06  # over a limit, as a share of it: more than two processes can mistake
 
 
@@ -69,7 +71,7 @@ class Plan:
             require_labels(network, splits)
         self.asked = asked
         self.overstated: dict[str, float] = {}
-        self.spare_steps = 0
+        self.spare_steps, self.num_done = 0, 0
         self._judged: dict[str, tuple[Reading, Reading]] = {}
         twin = int8_twin(bench.target) if "quantise" in self.allowed else None
         if twin is not None:
@@ -195,11 +197,40 @@ class Plan:
         return budgets
 
     def run(
-        self, start: Network, setting: Mapping[str, Value], budget: Budget, rung: Rung, ledger: Ledger, name: str
-    ) -> Result[Network]:
-        """The budgeted loop from one rung, whose setting is given, to the next, with its progress bar."""
+        self, start: Network, setting: Mapping[str, Value], budget: Budget, rung: Rung, run: str, name: str
+    ) -> Walked:
+        """From one rung, whose setting is given, to the next, by the better of its ways.
+
+        Where int8 is not enough and parts have to go as well, the same parts may be worth more in float: int8 saves
+        little in layers that are small already. So that way is walked, too, until it would be repaired at its end; the
+        one that is more like the original there is gone to the end. Weights are kept in float, so rungs stay nested.
+        """
+        knobs = self._knobs_from(setting)
+        others = tuple(knob for knob in knobs if not is_precision(knob))
+        choice = 0 < len(others) < len(knobs)
+        early_steps = self._early_steps(num_ways=1 + choice)
+        way = Way(start, tuple(knobs), rung.ledger, run, name)
+        if not choice:
+            return self._walk(way, budget, rung, early_steps)
+        found = self._walk(way, budget, rung, early_steps, to_the_end=False)
+        if found.result.model.precision == "fp32" or all(found.result.setting[k.name] == k.dearest for k in others):
+            return self._walk(way, budget, rung, early_steps)
+        back = Way(in_float(start), others, rung.float_ledger, f"{run}/in-float", f"{name}, in float")
+        other = self._walk(back, budget, rung, early_steps, to_the_end=False)
+        better, worse = (found, other) if found.rank >= other.rank else (other, found)
+        last = self._walk(better.way, budget, rung, early_steps)
+        return replace(last, repair_steps=last.repair_steps + worse.repair_steps)
+
+    def _early_steps(self, num_ways: int) -> int:
+        """Steps of an early repair: what rungs before left over, in even parts for this one and those to come."""
+        share = self.spare_steps // (self.bench.config.rungs - self.num_done) // num_ways
+        return max(share, int(EARLY * self.bench.config.repair_steps))
+
+    def _walk(self, way: Way, budget: Budget, rung: Rung, early_steps: int, *, to_the_end: bool = True) -> Walked:
+        """The budgeted loop along a way with its progress bar; to its end, or to where it would be repaired there."""
         config = self.bench.config
-        with self.progress.stage(f"{name} ({config.policy})") as update:
+        way.ledger.parent.mkdir(parents=True, exist_ok=True)
+        with self.progress.stage(f"{way.name} ({config.policy})") as update, Ledger(way.ledger, run=way.run) as ledger:
             first = 0.0
 
             def on_row(row: Row) -> None:
@@ -216,16 +247,19 @@ class Plan:
                 self.judged(network, rung.model)
                 return self.measured(network, budget, rung.model, twice=True)
 
-            knobs = self._knobs_from(setting)
+            knobs, distil = list(way.knobs), None
             slack = math.inf if self.towards is not None and config.repair_steps else 0.0
             policy = policy_named(config.policy, None if self.floor is None else self.floor - slack)
             if slack:
-                knobs.append(repair_knob(2))
-                policy = Restoring(policy, share=1.1, by=self._restored_by())  # short: repair at its end, or when stuck
-            return budgeted_loop(
-                start,
+                distil = self._distil(early_steps)
+                knobs.append(repair_knob(2, early=early_steps > 0))
+                policy = Restoring(  # a rung is short: repair at its end, or when stuck, or when quality collapses
+                    policy, share=1.1, by=self._restored_by(), early=early_steps > 0, when_stuck=to_the_end
+                )
+            result = budgeted_loop(
+                way.start,
                 knobs=knobs,
-                rules={**self.offer.rules, **({REPAIR: self._distil()} if slack else {})},
+                rules={**self.offer.rules, **({} if distil is None else {REPAIR: distil})},
                 meters={**self.meters, **self.selection.meters()},
                 budget=budget,
                 policy=policy,
@@ -240,8 +274,14 @@ class Plan:
                 aim=self._aim(budget),
                 max_steps=config.max_steps,
                 z=Z,
+                pause_to_restore=not to_the_end,
                 on_row=on_row,
             )
+            turns = [row.value for row in ledger if row.kind == "move" and row.knob == REPAIR]
+            trained = (
+                0 if distil is None else sum(distil.steps(knobs[-1], value) for value in turns if value is not None)
+            )
+            return Walked(way, result, tuple(ledger), trained)
 
     def measured(self, network: Network, budget: Budget, folder: Path, *, twice: bool = False) -> dict[str, Reading]:
         """What the model saved in a folder costs, measured if the budget is about the clock or the counter."""
@@ -277,9 +317,10 @@ class Plan:
             self._judged[content] = before, after
         return self._judged[content]
 
-    def learn(self, network: Network, final: Mapping[str, Reading], *, trained: bool) -> None:
+    def learn(self, network: Network, final: Mapping[str, Reading], *, repair_steps: int) -> None:
         """Remembers for the next rung how much predictions overstate this one, and the repair that it left over."""
-        self.spare_steps = 0 if trained else self.spare_steps + self.bench.config.repair_steps
+        self.num_done += 1
+        self.spare_steps = max(0, self.spare_steps + self.bench.config.repair_steps - repair_steps)
         for key, foreseen in self.foreseen.items():
             self.overstated[key] = max(1.0, foreseen.meter.read(network).value / final[key].value)
 
@@ -307,7 +348,7 @@ class Plan:
         """The reading that a repair must raise: likeness, but quality where labels alone are trained on."""
         return LIKENESS if LIKENESS in self.selection.meters() and self.towards != "labels" else None
 
-    def _distil(self) -> Distil:
+    def _distil(self, early_steps: int) -> Distil:
         config = self.bench.config
         assert self.towards is not None
         blocks = [name for module in self.partition for name, _ in module.blocks]
@@ -320,5 +361,5 @@ class Plan:
             options,
             self.bench.rundir.path / "repaired",
             self.progress,
-            self.spare_steps,
+            early_steps,
         )

@@ -55,16 +55,17 @@ class DistilOptions:
     seed: int = 0
 
 
-def repair_knob(turns: int) -> Knob:
-    """How many repairs are left."""
-    return Choice(PREFIX, range(turns + 1), granularity="global", restores=True)
+def repair_knob(turns: int, *, early: bool = False) -> Knob:
+    """How many repairs are left; with an early one before them, or what does that and the first of them at once."""
+    return Choice(PREFIX, range(turns + 1 + 2 * early), granularity="global", restores=True)
 
 
 class Distil:
     """Trains a network towards its teacher's answers and hidden states, the labels of the examples, or both.
 
     The result depends on the network, the options and the examples alone, and is kept in ``folder`` by their digest, so
-    that a resumed run trains nothing twice. The first repair takes ``spare_steps`` more than the options say.
+    that a resumed run trains nothing twice. A turn trains as many steps as the options say; where there are
+    ``early_steps``, the first turn of the knob trains so many, and the second both.
     """
 
     kind, rate, keeps_zeros = "", RATE, True
@@ -77,10 +78,10 @@ class Distil:
         options: DistilOptions,
         folder: Path | None = None,
         progress: Progress | None = None,
-        spare_steps: int = 0,
+        early_steps: int = 0,
     ) -> None:
         self.teacher, self.blocks, self.options = teacher, tuple(blocks), options
-        self.spare_steps = spare_steps
+        self.early_steps = early_steps
         self.batches = _rebatched(training, options.batch)
         self.spread = 1.0
         if options.towards != "teacher":
@@ -90,8 +91,7 @@ class Distil:
         self.folder, self.progress = folder, progress or Silent()
 
     def apply(self, model: Network, knob: Knob, value: Value) -> Network:
-        first = value == knob.values[-2]
-        steps = self.options.steps + (self.spare_steps if first else 0)
+        steps = self.steps(knob, value)
         kept = self._kept(model, steps)
         if kept is not None and kept.is_file():
             with suppress(SafetensorError):  # what a crash of the machine cut short is trained again
@@ -104,6 +104,13 @@ class Distil:
             tensors = {name: tensor.detach().contiguous() for name, tensor in _tensors(repaired.module)}
             write_whole(kept, save(tensors))
         return repaired
+
+    def steps(self, knob: Knob, value: Value) -> int:
+        """The steps that a turn to a value trains."""
+        if self.early_steps and value == knob.values[-2]:
+            return self.early_steps
+        both = self.early_steps and value == knob.values[-3]
+        return self.options.steps + (self.early_steps if both else 0)
 
     def train(
         self, model: Network, on_step: Callable[[float], None] | None = None, steps: int | None = None

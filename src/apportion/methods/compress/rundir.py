@@ -78,6 +78,11 @@ class Rung(Folder):
         return self.path / "ledger.jsonl"
 
     @property
+    def float_ledger(self) -> Path:
+        """Of the way that goes back to float; there where both were tried."""
+        return self.path / "in-float" / "ledger.jsonl"
+
+    @property
     def model(self) -> Path:
         return self.path / "model"
 

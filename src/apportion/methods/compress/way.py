@@ -1,0 +1,49 @@
+"""The ways from one rung to the next: on in the precision of the last one, or back in float."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from apportion.core.knob import Knob
+from apportion.core.ledger import Row
+from apportion.core.loop import Result
+from apportion.methods.compress.policies import LIKENESS
+from apportion.methods.compress.quantise import PREFIX
+from apportion.models.network import Network
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where a way starts, what it may turn, and the ledger of its steps with the run that these belong to."""
+
+    start: Network
+    knobs: tuple[Knob, ...]
+    ledger: Path
+    run: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Walked:
+    """Where a way led, its rows, and the steps that were trained for it, those of a way not taken included."""
+
+    way: Way
+    result: Result[Network]
+    rows: tuple[Row, ...]
+    repair_steps: int
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Ways that come to the budget go first, then those that are more like the original."""
+        readings = self.result.readings
+        return self.result.met, readings[LIKENESS if LIKENESS in readings else "quality"].value
+
+
+def is_precision(knob: Knob) -> bool:
+    return knob.name == PREFIX or knob.name.startswith(f"{PREFIX}.")
+
+
+def in_float(network: Network) -> Network:
+    """The same weights, which are kept in float, without what quantises them."""
+    return network.replace(calibration=())

@@ -27,7 +27,8 @@ class Point:
     """One artefact of one tool.
 
     ``promised`` is the share of the original's latency that the tool's own figure speaks of, where it states one;
-    ``right`` has a bit for every test example, as hexadecimal digits; ``seconds`` is what it took to get there.
+    ``right`` has a bit for every test example, as hexadecimal digits; ``seconds`` is what it took to get there, and
+    ``steps`` of training, where they were counted.
     """
 
     tool: str
@@ -35,6 +36,7 @@ class Point:
     artefact: str
     seconds: float
     promised: float | None = None
+    steps: int | None = None
     right: str = ""
     count: int = 0
     ratio: float | None = None

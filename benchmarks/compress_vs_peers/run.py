@@ -46,8 +46,9 @@ class Pair:
     def has(self, tool: str) -> bool:
         return any(point.tool == tool for point in self.points)
 
-    def add(self, tool: str, name: str, seconds: float, artefact: Path, promised: float | None = None) -> None:
-        point = Point(tool=tool, name=name, artefact=str(artefact), seconds=round(seconds, 1), promised=promised)
+    def add(self, tool: str, name: str, seconds: float, artefact: Path, **more: float) -> None:
+        """Adds a point; ``more`` are what it promises, and its steps of training."""
+        point = Point(tool=tool, name=name, artefact=str(artefact), seconds=round(seconds, 1), **more)
         point = judged(point, self.case, self.target)
         mine = {one.tool for one in (*self.points, point)}
         saved = (one for one in read(self.path) if Path(one.artefact).is_dir())
@@ -82,16 +83,19 @@ def run_ours(pair: Pair) -> None:
         "--budget",
         f"latency<={case.floor:.0%}@{target.name}",
     ]
-    command += ["--data", case.data, "--rungs", str(case.rungs), "--repair-steps", str(case.steps)]
+    command += ["--data", case.data, "--rungs", str(case.rungs), "--repair-steps", str(case.repair)]
     done = subprocess.run([*command, "-o", str(run), "--json"], capture_output=True, text=True)
     if done.returncode == 2 or not (run / "result.json").is_file():
         raise SystemExit(f"apportion fit failed: {done.stderr[-500:]}")
     told = json.loads((run / "result.json").read_text())
+    steps = 0
     for rung in told["ladder"]:
+        folder = run / "rungs" / str(rung["rung"])
+        steps += json.loads((folder / "result.json").read_text())["repair_steps"]
         if rung["met"]:
-            artefact = run / "rungs" / str(rung["rung"]) / "artefact"  # the certified files themselves
             limit = case.budgets[rung["rung"] - 1]
-            pair.add(table.OURS, f"rung {rung['rung']}", told["seconds"], artefact, promised=limit)
+            files = folder / "artefact"  # the certified ones themselves
+            pair.add(table.OURS, f"rung {rung['rung']}", told["seconds"], files, promised=limit, steps=steps)
 
 
 def run_peers(pairs: list[Pair]) -> None:
@@ -124,12 +128,14 @@ def run_peers(pairs: list[Pair]) -> None:
                     lambda f, pair=pair, n=network: tools.build_fp32(n, f, pair.target),
                     spent,
                     promised=macs,
+                    steps=stage * case.steps,
                 )
                 pair.made(
                     both,
                     f"stage {stage}",
                     lambda f, pair=pair, n=network: tools.build_nncf(case, n, f, pair.target),
                     spent,
+                    steps=stage * case.steps,
                 )
             began = time.perf_counter()
 
@@ -152,7 +158,7 @@ def main() -> None:
     results: dict[tuple[str, str], list[Point]] = {}
     budgets: dict[str, list[float]] = {}
     for name in names:
-        case = replace(CASES[name], steps=30, rungs=3) if args.quick else CASES[name]
+        case = replace(CASES[name], steps=30, repair=25, rungs=3) if args.quick else CASES[name]
         budgets[name] = case.budgets
         if args.saved:
             found = {target: read(folder / f"{name}.{target}.json") for target in targets}

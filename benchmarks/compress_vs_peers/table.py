@@ -69,8 +69,8 @@ def show(results: Mapping[tuple[str, str], Sequence[Point]], budgets: Mapping[st
         names = sorted({point.tool for point in points} - {ORIGINAL, OURS})
         original = next(point for point in points if point.tool == ORIGINAL)
         print(f"\n### {model} on {target}: accuracy {original.accuracy:.1%} at the start, {original.count} examples\n")
-        print("| tool | " + " | ".join(f"≤ {b:.0%}" for b in wanted) + " | hypervolume | promises kept | seconds |")
-        print("|---|" + "---|" * (len(wanted) + 3))
+        heads = ["tool", *(f"≤ {b:.0%}" for b in wanted), "hypervolume", "promises kept", "steps", "seconds"]
+        print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
         for tool in (OURS, *names):
             cells = [best_within(points, tool, budget) for budget in wanted]
             own = promises(points, tool, wanted)
@@ -79,7 +79,8 @@ def show(results: Mapping[tuple[str, str], Sequence[Point]], budgets: Mapping[st
             told = [f"{cell.accuracy:.1%}" if cell else "–" for cell in cells]
             seconds = max(point.seconds for point in points if point.tool == tool)
             said = f"{own[0]} of {own[1]}" if own[1] else "none made"
-            print(f"| {tool} | {' | '.join(told)} | {volume(points, tool):.3f} | {said} | {seconds:.0f} |")
+            steps = max((point.steps for point in points if point.tool == tool and point.steps), default="")
+            print(f"| {tool} | {' | '.join(told)} | {volume(points, tool):.3f} | {said} | {steps} | {seconds:.0f} |")
         for name, reason in others.not_run(model, target, points).items():
             print(f"| {name} |" + " |" * len(wanted) + f" | not run: {reason} | |")
         found = []

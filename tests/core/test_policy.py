@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -381,6 +382,61 @@ def test_what_lost_nothing_by_the_finer_reading_is_not_restored():
     assert not restored(ledger)
     _, plain = run(toy, 2.0, Restoring(Greedy(), share=9.0, by="points"), restored_by="points")
     assert restored(plain)
+
+
+def turns(ledger):
+    return [row.value for row in accepted(ledger) if row.knob == "train"]
+
+
+def test_an_early_turn_is_taken_when_quality_fell_far():
+    result, ledger = run(trainable(turns=4), 2.0, Restoring(Greedy(), share=9.0, early=True, fallen=0.3))
+    assert result.met
+    assert turns(ledger) == [3, 1]  # 2 is for runs that come to the end without an early turn
+    early = next(row for row in ledger if row.knob == "train")
+    before = ledger[early.step - 1]
+    assert before.readings["quality"].value <= 7.0 < before.readings["quality"].value + 1.0
+    assert before.readings["latency"].value > 2.0  # on the way, not at the end
+
+
+def test_without_a_fall_the_end_takes_the_turn_that_does_both():
+    result, ledger = run(trainable(turns=4), 2.0, Restoring(Greedy(), share=9.0, early=True, fallen=0.9))
+    assert result.met
+    assert turns(ledger) == [2]
+    assert accepted(ledger)[-1].knob == "train"
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_run_paused_before_its_last_restoring_goes_on_as_if_it_had_not_been(early):
+    toy, policy = trainable(turns=4), Restoring(Greedy(), share=9.0, early=early, fallen=0.3)
+
+    def check(model):
+        return {"latency": toy.meters["latency"].read(model)}
+
+    result, whole = run(toy, 2.0, policy, check=check)
+    paused, ledger = run(toy, 2.0, policy, check=check, pause_to_restore=True)
+    assert paused.met
+    assert turns(ledger) == turns(whole)[:-1]
+    going_on = budgeted_loop(
+        toy.start,
+        knobs=toy.knobs,
+        rules=toy.rules,
+        meters=toy.meters,
+        budget=latency(2.0),
+        policy=policy,
+        ledger=ledger,
+        check=check,
+    )
+    assert tuple(ledger) == tuple(whole)
+    assert going_on == result
+
+
+def test_a_policy_that_is_stuck_restores_only_when_asked_to():
+    going = Restoring(Greedy(), share=9.0)
+    stuck = replace(going, when_stuck=False)
+    for policy, restores in ((going, True), (stuck, False)):
+        result, ledger = run(trainable(turns=3), 2.0, policy, quality_floor=5.0)
+        assert bool(turns(ledger)) is restores
+        assert result.met is restores
 
 
 def test_moves_are_ranked_by_the_finer_reading_where_there_is_one():

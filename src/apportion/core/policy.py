@@ -201,11 +201,8 @@ class Restoring:
 
     def finish(self, state: State) -> Proposal | None:
         turn = self._turn(state, at_end=True)
-        if turn is None:
+        if turn is None or self._walked(state) == 0.0:
             return None
-        if self._walked(state) == 0.0:
-            came_early = self.early and state.setting[turn[0].name] == turn[0].values[-2]
-            return Proposal(turn[0].name, turn[1]) if came_early else None
         if self.by is not None and self.by in state.readings:
             before = self._last_restored(state).readings
             lost = {name: before[name].value - state.readings[name].value for name in (self.by, state.quality)}

@@ -25,6 +25,7 @@ from apportion.methods.compress.fit import fit
 from apportion.methods.compress.repair import Distil
 from apportion.methods.compress.rundir import IMPORTANCES, QUALITIES, FitConfig, RunDir
 from apportion.methods.compress.verify import verify
+from apportion.methods.compress.way import Walked
 from apportion.models.load import load
 from apportion.tasks.quality import KINDS
 
@@ -55,14 +56,47 @@ def test_every_policy_meets_a_budget(tmp_path, images, policy):
     assert prices["bound"]["upper"] >= prices["predicted_loss"]
 
 
-def test_steps_of_repair_that_a_rung_leaves_go_to_the_next(tmp_path, images, monkeypatch):
+def test_steps_of_repair_that_a_rung_leaves_go_to_those_to_come(tmp_path, images, monkeypatch):
     asked = []
     monkeypatch.setattr(Distil, "train", lambda self, model, update, steps: asked.append(steps) or model)
-    result = run(tmp_path, images, "params<=20%", rungs=3, repair_steps=4)
+    result = run(tmp_path, images, "params<=20%", rungs=3, repair_steps=6)
     assert result["met"]
-    trained = [RunDir(tmp_path / "run").rung(place).result()["trained"] for place in (1, 2, 3)]
-    assert trained == [True, False, True]  # the first two lose too little between them to repair twice
-    assert asked == [4, 8]
+    told = [RunDir(tmp_path / "run").rung(place).result()["repair_steps"] for place in (1, 2, 3)]
+    assert told == asked_by_rung(asked, told)
+    assert told[1] == 0  # the first two lose too little between them to repair twice
+    assert sum(told) <= 3 * 6 + 2 * 2
+
+
+def asked_by_rung(asked, told):
+    """The steps asked for, summed in runs as long as the rungs say."""
+    found, left = [], list(asked)
+    for steps in told:
+        found.append(0)
+        while left and found[-1] < steps:
+            found[-1] += left.pop(0)
+    assert not left
+    return found
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_where_parts_go_beside_int8_the_rung_is_walked_to_in_float_too(tmp_path, images, monkeypatch, back):
+    ranks = []
+
+    def rank(self):
+        ranks.append(self.result.model.precision)
+        return (ranks[-1] == "fp32") == back  # the second reading of one way is of the one that was taken
+
+    monkeypatch.setattr(Walked, "rank", property(rank))
+    options = {"target": "ort-cpu-1t", "rules": "prune,quantise", "processes": 2, "num_steps": 8}
+    result = run(tmp_path, images, "size<=15%", **options)
+    assert result["met"]
+    assert set(ranks) == {"int8", "fp32"}
+    rung = RunDir(tmp_path / "run").rung(1)
+    assert rung.ledger.is_file()
+    assert rung.float_ledger.is_file()
+    assert result["precision"] == ("fp32" if back else "int8")
+    assert ("quantise" in result["setting"]) is not back
+    assert result["final"]["size"]["value"] <= 0.15 * result["baseline"]["size"]["value"]
 
 
 @pytest.mark.parametrize("importance", IMPORTANCES)

@@ -91,14 +91,16 @@ def test_the_same_again_and_from_the_folder(cut, generator, tmp_path):
     assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
 
 
-def test_the_first_repair_takes_the_steps_that_are_spare(cut, generator, monkeypatch):
+@pytest.mark.parametrize(("early", "asked"), [(0, [5, 5]), (3, [3, 8, 5, 5])])
+def test_turns_train_early_steps_or_both_or_as_many_as_asked(cut, generator, monkeypatch, early, asked):
     network, _, small = cut
-    asked = []
-    monkeypatch.setattr(Distil, "train", lambda self, model, update, steps: asked.append(steps) or model)
-    rule = Distil(network, examples_of(network, generator), (), DistilOptions(steps=5), spare_steps=30)
-    for turns_left in (1, 0):
-        rule.apply(small, repair_knob(2), turns_left)
-    assert asked == [35, 5]
+    trained = []
+    monkeypatch.setattr(Distil, "train", lambda self, model, update, steps: trained.append(steps) or model)
+    rule = Distil(network, examples_of(network, generator), (), DistilOptions(steps=5), early_steps=early)
+    knob = repair_knob(2, early=early > 0)
+    for value in reversed(knob.values[:-1]):
+        rule.apply(small, knob, value)
+    assert trained == asked == [rule.steps(knob, value) for value in reversed(knob.values[:-1])]
 
 
 def test_a_network_that_agrees_already_has_nothing_to_learn(generator):

@@ -64,12 +64,15 @@ def accepted(ledger):
 # What a policy sees
 
 
-def row(step, kind, setting, accepted, knob=None):
+def row(step, kind, setting, accepted, knob=None, latency_ms=None):
+    """A row whose latency is, unless given, four milliseconds for every unit of the setting's."""
+    if latency_ms is None:
+        latency_ms = 4.0 * sum(setting.values())
     return Row(
         step=step,
         kind=kind,
         setting=Setting(setting),
-        readings={"latency": Reading(value=9.0, unit="ms"), "quality": Reading(value=1.0, unit="points")},
+        readings={"latency": Reading(value=latency_ms, unit="ms"), "quality": Reading(value=1.0, unit="points")},
         cost=0.5,
         accepted=accepted,
         knob=knob,
@@ -109,6 +112,29 @@ def test_next_moves_leave_out_what_was_rejected_from_here_and_what_can_go_no_low
     assert moves(start, rejected, setting={"a": 3, "b": 2}) == [("b", 1)]
     # from the new setting the rejected move is a new one, and b is at its cheapest
     assert moves(start, rejected, elsewhere, setting={"a": 3, "b": 1}) == [("a", 2)]
+
+
+def test_next_moves_pass_over_values_that_were_read_to_save_nothing():
+    start = row(0, "start", {"a": 3, "b": 2}, True)
+    for kind in ("trial", "move"):
+        nothing = row(1, kind, {"a": 2, "b": 2}, False, "a", latency_ms=20.0)
+        state = state_after(start, nothing, setting={"a": 3, "b": 2})
+        assert [(knob.name, value) for knob, value in state.next_moves()] == [("a", 1), ("b", 1)]
+    saves = row(2, "trial", {"a": 2, "b": 1}, False, "a", latency_ms=11.0)  # after b moved it does save
+    moved = row(1, "move", {"a": 3, "b": 1}, True, "b")
+    state = state_after(start, nothing, replace(moved, step=2), replace(saves, step=3), setting={"a": 3, "b": 1})
+    assert [(knob.name, value) for knob, value in state.next_moves()] == [("a", 2)]
+
+
+@pytest.mark.parametrize("policy", [Greedy(), Scheduled()])
+def test_a_step_that_saves_nothing_does_not_end_the_way(policy):
+    steps = Additive({"a": {1: 1.0, 2: 5.0, 3: 5.0, 4: 9.0, 5: 9.0}}, unit="ms")
+    toy = Toy(
+        (Choice("a", range(1, 6)),), {"latency": steps, "quality": Additive({"a": dict.fromkeys(range(1, 6), 1.0)})}
+    )
+    result, _ = run(toy, 2.0, policy)
+    assert result.met
+    assert result.setting["a"] == 1
 
 
 # Greedy
@@ -428,6 +454,19 @@ def test_a_run_paused_before_its_last_restoring_goes_on_as_if_it_had_not_been(ea
     )
     assert tuple(ledger) == tuple(whole)
     assert going_on == result
+
+
+@pytest.mark.parametrize(("fallen", "taken"), [(0.9, [2]), (0.3, [3, 1])])
+def test_where_asked_for_an_early_turn_is_tried_at_the_end(fallen, taken):
+    policy = Restoring(Greedy(), share=9.0, early=True, fallen=fallen, tries=True)
+    paused, ledger = run(trainable(turns=4), 2.0, policy, pause_to_restore=True)
+    assert paused.met
+    assert turns(ledger) == taken[:-1]
+    assert (ledger[-1].kind, ledger[-1].knob, ledger[-1].value) == ("trial", "train", 3)
+    assert ledger[-1].setting["prune"] == 2
+    _, ledger = run(trainable(turns=4), 2.0, policy)
+    assert turns(ledger) == taken
+    assert [row.value for row in ledger if row.knob == "train" and row.kind == "trial"] == [3]
 
 
 def test_a_policy_that_is_stuck_restores_only_when_asked_to():

@@ -13,14 +13,14 @@ from apportion.core.budget import Budget
 from apportion.core.knob import Knob, Setting, Value
 from apportion.core.ledger import Kind, Ledger, Row
 from apportion.core.meter import Meter, Reading
-from apportion.core.policy import Policy, Proposal, State
+from apportion.core.policy import LEAST_PROGRESS, Policy, Proposal, State
 from apportion.core.rule import Rule, check_rules, rule_for
 from apportion.errors import KnobError, LedgerError
 
 M = TypeVar("M")
 OVER_BUDGET = "measured over budget"
+TOO_NEAR = "measured too near the budget"
 UNDER_FLOOR = "measured under the quality floor"
-_LEAST_PROGRESS = 1e-6  # of a limit; models that predict costs leave less than this where a move saves nothing
 
 
 class Outcome(Enum):
@@ -104,6 +104,7 @@ def budgeted_loop(
     z: float = 0.0,
     break_on_reject: bool = False,
     pause_to_restore: bool = False,
+    spare: float = 0.0,
     on_row: Callable[[Row], None] | None = None,
 ) -> Result[M]:
     """Moves knobs until the budget is met, quality would fall under its floor, or nothing saves cost any more.
@@ -140,14 +141,18 @@ def budgeted_loop(
         aim: limits that the loop works towards at first, the budget's by default; looser ones where readings may be
             too high, so that checks lead it to the budget from above and nothing more than needed is cut.
         break_on_reject: end at the first rejected move, as Algorithm 1 is written, instead of asking the policy again.
+        spare: share of every limit that a check leaves free where quality is restored after it, as the model is then
+            measured once more and would have to be cut, restored or not, if that came out a little higher.
         pause_to_restore: end where the budget is met and quality would be restored next; called again on the same
-            ledger without this, the run goes on from there.
+            ledger without this, the run goes on from there. What a policy only tries is tried before.
         on_row: told of every new row, for progress display.
     """
     _check_arguments(knobs, rules, meters, budget, quality)
     if check is None and (guard is not None or confirm is not None):
         raise KnobError("a guard or a confirmation follows what a check has measured; give both")
-    run = _Run(model, knobs, rules, meters, budget, aim or budget, ledger, quality, restored_by or quality, z, on_row)
+    run = _Run(
+        model, knobs, rules, meters, budget, aim or budget, ledger, quality, restored_by or quality, z, spare, on_row
+    )
     floor = None if quality_floor is None else quality_floor - quality_slack
     while True:
         if run.over == 0.0:
@@ -158,7 +163,7 @@ def budgeted_loop(
                 and (check is None or last.kind == "check")
                 and (last.kind != "check" or last.accepted)
             ):
-                if pause_to_restore:
+                if pause_to_restore and restore.commit:
                     return run.result(Outcome.MET, _last_check(ledger))
                 run.step(restore.knob, restore.value, commit=restore.commit, floor=None)
                 continue
@@ -171,7 +176,7 @@ def budgeted_loop(
             if last.kind != "check":
                 if len(ledger) > max_steps:
                     return run.result(Outcome.OUT_OF_STEPS, _last_check(ledger))
-                run.check(check, *((guard, confirm) if restored else (None, None)))
+                run.check(check, *((guard, confirm) if restored else (None, None)), restores=not restored)
                 continue
             if last.accepted:
                 return run.result(Outcome.MET, last.readings)
@@ -205,11 +210,12 @@ class _Run(Generic[M]):
         quality: str,
         restored_by: str,
         z: float,
+        spare: float,
         on_row: Callable[[Row], None] | None,
     ) -> None:
         self.knobs = {knob.name: knob for knob in knobs}
         self.rules, self.meters, self.ledger = rules, meters, ledger
-        self.quality, self.restored_by, self.z, self.on_row = quality, restored_by, z, on_row
+        self.quality, self.restored_by, self.z, self.spare, self.on_row = quality, restored_by, z, spare, on_row
         self.promised, self.budget = budget, aim
         self.hopeless = False  # a check failed at a reading of nothing, from where no limit can be lowered
         self.model = model
@@ -283,11 +289,15 @@ class _Run(Generic[M]):
         measure: Callable[[M], Mapping[str, Reading]],
         guard: Guard[M] | None,
         confirm: Callable[[M], Mapping[str, Reading]] | None,
+        *,
+        restores: bool,
     ) -> None:
         """Measures the model afresh; where that exceeds the promise, tightens the limits the loop works towards."""
         began = time.perf_counter()
         measured = dict(measure(self.model))
         note = "" if self.promised.met(measured, self.z) else OVER_BUDGET
+        if not note and restores and not self._with_spare.met(measured, self.z):
+            note = TOO_NEAR
         if not note and guard is not None:
             measured |= guard.read(self.model)
             note = "" if guard.holds(measured) else UNDER_FLOOR
@@ -296,13 +306,13 @@ class _Run(Generic[M]):
             note = "" if self.promised.met(measured, self.z) else OVER_BUDGET
         self._record("check", measured, not note, began=began, note=note)
         if note:
-            self._tighten(measured)
+            self._tighten(measured, note)
 
     def result(self, outcome: Outcome, measured: Mapping[str, Reading]) -> Result[M]:
         return Result(outcome, self.model, self.setting, self.readings, measured, self.promised)
 
     def _judge(self, readings: Mapping[str, Reading], floor: float | None) -> tuple[bool, str]:
-        if not self.budget.excess(readings, self.z) < self.over * (1 - _LEAST_PROGRESS):
+        if not self.budget.excess(readings, self.z) < self.over * (1 - LEAST_PROGRESS):
             return False, "no progress"
         if floor is not None and readings[self.quality].value < floor:
             return False, "quality floor"
@@ -346,10 +356,14 @@ class _Run(Generic[M]):
         if self.on_row is not None:
             self.on_row(row)
 
-    def _tighten(self, measured: Mapping[str, Reading]) -> None:
+    @property
+    def _with_spare(self) -> Budget:
+        return self.promised.scaled({limit.key: 1 - self.spare for limit in self.promised.limits})
+
+    def _tighten(self, measured: Mapping[str, Reading], note: str) -> None:
         """Scales each limit that the check broke, so that the run stands above it again and has to go on."""
         factors = {}
-        for limit in self.promised.limits:
+        for limit in (self._with_spare if note == TOO_NEAR else self.promised).limits:
             found = measured[limit.key]
             over = max(found.value, limit.value) / limit.value  # doubt alone is no measure of how much more to save
             if over == 1.0:
@@ -376,7 +390,7 @@ class _Run(Generic[M]):
                 self.model = rule_for(knob, self.rules).apply(self.model, knob, row.value)
                 self.setting, self.readings = row.setting, row.readings
             elif row.kind == "check" and not row.accepted:
-                self._tighten(row.readings)
+                self._tighten(row.readings, row.note)
 
 
 def _check_arguments(

@@ -13,6 +13,8 @@ from apportion.core.knob import Knob, Setting, Value
 from apportion.core.ledger import Row
 from apportion.core.meter import Reading
 
+LEAST_PROGRESS = 1e-6  # of a limit; models that predict costs leave less than this where a move saves nothing
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -39,14 +41,31 @@ class State:
     z: float
 
     def next_moves(self) -> list[tuple[Knob, Value]]:
-        """The next cheaper value of every knob that saves cost, without those already rejected from here."""
-        rejected = self.rejected_here()
+        """The next cheaper value of every knob that saves cost, without those already rejected from here.
+
+        Values that were read to save nothing are passed over: kernels may need several steps to have less to do.
+        """
+        rejected, idle = self.rejected_here(), self._idle()
         moves = []
         for knob in self.knobs:
             value = None if knob.restores else knob.cheaper(self.setting[knob.name])
+            while value is not None and (knob.name, value) in idle:
+                value = knob.cheaper(value)
             if value is not None and (knob.name, value) not in rejected:
                 moves.append((knob, value))
         return moves
+
+    def _idle(self) -> set[tuple[str | None, Value | None]]:
+        """Knobs and values that saved nothing where they were read last."""
+        idle: set[tuple[str | None, Value | None]] = set()
+        before = math.inf
+        for row in self.rows:
+            if row.kind in ("trial", "move"):
+                saves = self.budget.excess(row.readings, self.z) < before * (1 - LEAST_PROGRESS)
+                (idle.discard if saves else idle.add)((row.knob, row.value))
+            if row.kind in ("start", "move") and row.accepted:
+                before = self.budget.excess(row.readings, self.z)
+        return idle
 
     def rejected_here(self) -> set[tuple[str | None, Value | None]]:
         """Knobs and values of the moves that were rejected from the current setting."""
@@ -177,8 +196,9 @@ class Restoring:
 
     With ``early``, the first turn of the knob is one to take early: as soon as quality fell by the share ``fallen`` of
     what it was, since from readings near chance no move looks better than another. Where it never does, the end takes
-    the second turn at once, which stands for the first and the third; else the third. Without ``when_stuck`` a policy
-    that has nothing left to propose is left at that.
+    the second turn at once, which stands for the first and the third; else the third, whatever was lost since. With
+    ``tries`` the first one is tried at the end in either case, so that ends can be compared as they will be once
+    restored. Without ``when_stuck`` a policy that has nothing left to propose is left at that.
     """
 
     inner: Policy
@@ -187,6 +207,7 @@ class Restoring:
     least: float = 0.01
     early: bool = False
     fallen: float = 0.15
+    tries: bool = False
     when_stuck: bool = True
 
     def propose(self, state: State) -> Proposal | None:
@@ -203,12 +224,23 @@ class Restoring:
         turn = self._turn(state, at_end=True)
         if turn is None or self._walked(state) == 0.0:
             return None
-        if self.by is not None and self.by in state.readings:
-            before = self._last_restored(state).readings
-            lost = {name: before[name].value - state.readings[name].value for name in (self.by, state.quality)}
-            if lost[self.by] < self.least and lost[state.quality] <= 0:
-                return None
-        return Proposal(turn[0].name, turn[1])
+        knob, value = turn
+        early, here = knob.values[-2], state.setting[knob.name]
+        came_early = self.early and here == early
+        if not came_early and not self._lost(state):
+            return None
+        tried = any((row.knob, row.value) == (knob.name, early) for row in state.rows_here())
+        if self.tries and not tried and (came_early or (self.early and here == knob.dearest)):
+            return Proposal(knob.name, early, commit=False)
+        return Proposal(knob.name, value)
+
+    def _lost(self, state: State) -> bool:
+        """Whether there is anything to restore."""
+        if self.by is None or self.by not in state.readings:
+            return True
+        before = self._last_restored(state).readings
+        lost = {name: before[name].value - state.readings[name].value for name in (self.by, state.quality)}
+        return lost[self.by] >= self.least or lost[state.quality] > 0
 
     def _turn(self, state: State, *, at_end: bool) -> tuple[Knob, Value] | None:
         """The next turn of the first knob that restores and has one which was not rejected from here."""

@@ -32,7 +32,6 @@ NUM_CARRIED = 8
 PER_SWEEP = 5  # configurations of a module's sweep
 NUM_DRAWN = 10  # configurations of a quick calibration beside its anchors
 ALPHA = 0.05
-_ANCHOR_RIDGE = 1e-3  # a handful of anchors leaves much open; what they don't say is spread evenly
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,11 @@ def calibrate_quickly(parts: Parts, measured: Swept) -> Anchored:
             raise MeasureError(f"the anchor {names[index]!r} could not be measured: {failure.kind}: {failure.message}")
     seen = choose_view(parts, [{}, *(sizes[i] for i in measured.samples)], _with_whole(parts, measured)).parts
     samples = resee(seen, [{}, *(sizes[i] for i in measured.samples)], _with_whole(parts, measured))
-    options = choose_options(samples, seen.signature_of)
-    ridge = max(options.ridge, _ANCHOR_RIDGE)
-    cost = CostModel.fit(samples, seen.signature_of, knots=options.knots, ridge=ridge, residual="off")
+    work = {part.signature: part.flops for part in seen.parts}  # a few samples leave much open
+    options = choose_options(samples, seen.signature_of, work=work)
+    cost = CostModel.fit(
+        samples, seen.signature_of, knots=options.knots, ridge=options.ridge, residual="off", work=work
+    )
     least = measured.samples[names.index(CHEAPEST)]
     floor = Reading(value=least.latency_ms, unit="ms", stderr=least.stderr_ms)
     return Anchored(cost, seen, measured.baseline, floor)

@@ -31,7 +31,8 @@ MODEL_NOISE = 0.02
 class FitOptions:
     """How to fit: the loss, its quantile ``tau``, the knots (one list, or one per signature) and the ridge.
 
-    With ``launches`` the law gets a floor under it (``launches.py``), by least squares alone.
+    With ``launches`` the law gets a floor under it (``launches.py``), by least squares alone. ``work`` are the
+    operations of a part of every signature: what the samples leave open follows these then (eq. K30).
     """
 
     loss: Loss = "least_squares"
@@ -40,6 +41,7 @@ class FitOptions:
     ridge: float = RIDGE
     model_noise: float = MODEL_NOISE
     launches: bool = False
+    work: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.loss not in ("least_squares", "quantile", "envelope"):
@@ -99,6 +101,7 @@ def solve(
     loss: Loss = "least_squares",
     tau: float = 0.9,
     ridge: float = RIDGE,
+    likely_CK: Array | None = None,
 ) -> Array:
     r"""Non-negative coefficients of the law, by one convex program (eq. K4, K5, K6).
 
@@ -107,6 +110,11 @@ def solve(
     ``design_NC`` holds the rows :math:`a_i`, ``weight_N`` :math:`w`, ``ridge`` :math:`\rho`; :math:`u_j` is the
     largest entry of column ``j`` and :math:`\bar y` the median latency. The loss is the square (K4), the pinball
     :math:`\ell(r) = \max(\tau r, (\tau - 1) r)` (K5), or :math:`-r` under :math:`r \le 0`, the upper envelope (K6).
+
+    With ``likely_CK``, whose columns say what the coefficients are likely to be in proportion to, the ridge pulls them
+    there instead of to nothing; how much of each column is fitted along (K30):
+
+    .. math:: \rho \sum_{j \ge 1} \big((x_j u_j / \bar y) - (L z)_j\big)^2, \qquad z \ge 0
     """
     cp = modeller()
     middle = float(np.median(latency_N))
@@ -115,7 +123,12 @@ def solve(
     goal_N = weight_N * latency_N
     x_C = cp.Variable(design_NC.shape[1], nonneg=True)
     miss_N = goal_N - scaled_NC @ x_C
-    penalty = ridge * cp.sum_squares(x_C[1:]) if ridge > 0.0 and design_NC.shape[1] > 1 else 0.0
+    penalty = 0.0
+    if ridge > 0.0 and design_NC.shape[1] > 1:
+        open_C = x_C[1:]
+        if likely_CK is not None:
+            open_C = open_C - likely_CK[1:] @ cp.Variable(likely_CK.shape[1], nonneg=True)
+        penalty = ridge * cp.sum_squares(open_C)
     constraints = [miss_N <= 0] if loss == "envelope" else []
     if loss == "least_squares":
         objective = cp.sum_squares(miss_N)
@@ -147,6 +160,7 @@ class Design:
     moved_C: NDArray[np.bool_]
     knots_of: Mapping[str, tuple[float, ...]]
     signature_of: Mapping[str, str]
+    likely_CK: Array | None = None
 
     @classmethod
     def of(cls, samples: Sequence[Sample], signature_of: Mapping[str, str], options: FitOptions) -> Design:
@@ -160,18 +174,25 @@ class Design:
             blank.check(sample.shares)
         latency_N = np.array([sample.latency_ms for sample in samples])
         stderr_N = np.array([sample.stderr_ms for sample in samples])
-        blocks, knots_of = [np.ones((len(samples), 1))], {}
+        blocks, knots_of, likely = [np.ones((len(samples), 1))], {}, [np.zeros((1, 2))]
         for signature, parts in parts_of.items():
             share_NP = np.array([[sample.shares[part] for part in parts] for sample in samples])
             knots = choose_knots(share_NP.ravel().tolist(), options.knots_of(signature))
             hinge_NPK = hinge_basis(share_NP.ravel(), knots or (1.0,)).reshape(*share_NP.shape, -1)
             blocks.append(np.column_stack([(share_NP > 0.0).sum(1), hinge_NPK.sum(1) * bool(knots)]))
             knots_of[signature] = knots or (1.0,)
+            work = 0.0 if options.work is None else options.work[signature]
+            rows = np.zeros((1 + len(knots_of[signature]), 2))  # a jump, and slopes of which the first holds throughout
+            rows[0, 0], rows[1, 1] = len(parts), len(parts) * work
+            likely.append(rows)
         design_NC = np.hstack(blocks)
         moved_C = np.ptp(design_NC, axis=0) > 0.0
         moved_C[0] = True
         weight_N = relative_weights(latency_N, stderr_N, options.model_noise)
-        return cls(design_NC, latency_N, weight_N, moved_C, knots_of, dict(signature_of))
+        likely_CK = np.vstack(likely)
+        likely_CK /= np.where((total_K := likely_CK.sum(0)) > 0.0, total_K, 1.0)
+        known_CK = None if options.work is None else likely_CK[moved_C]
+        return cls(design_NC, latency_N, weight_N, moved_C, knots_of, dict(signature_of), known_CK)
 
     @property
     def moved_NC(self) -> Array:
@@ -210,6 +231,7 @@ def fit_law(
             loss=options.loss,
             tau=options.tau,
             ridge=options.ridge,
+            likely_CK=design.likely_CK,
         )
     )
 

@@ -56,13 +56,15 @@ class CostModel:
         residual: Literal["auto", "off"] = "auto",
         sweeps: bool = False,
         launches: bool = False,
+        work: Mapping[str, float] | None = None,
     ) -> CostModel:
         """Fits the law to whole-network samples, jointly, or to module sweeps alone with ``sweeps``.
 
         A residual is added to a least-squares fit where cross-validation says that it helps; the other losses get none,
-        since it would spoil what they promise. With ``launches`` a floor of launches is fitted under the law.
+        since it would spoil what they promise. With ``launches`` a floor of launches is fitted under the law; with
+        ``work``, the operations of a part of every signature, what the samples leave open follows these.
         """
-        options = FitOptions(loss=loss, tau=tau, knots=knots, ridge=ridge, launches=launches)
+        options = FitOptions(loss=loss, tau=tau, knots=knots, ridge=ridge, launches=launches, work=work)
         if sweeps:
             if launches:
                 raise CostError("a sweep of one module is never bound by launches; fit either sweeps or a floor")

@@ -25,6 +25,7 @@ VIEWS = tuple(
 )
 PLAIN_VIEWS = tuple(view for view in VIEWS if not view.activations)
 RIDGES = (1e-6, 1e-4, 1e-3)
+RIDGES_TO_WORK = (1e-3, 1e-2, 1e-1, 1.0)
 NUM_FOLDS = 8
 CLEARLY = 0.9  # a view or a floor stays under this share of the error without it
 ABOUT = 0.97  # errors this close are taken for the same
@@ -73,12 +74,20 @@ def choose_view(parts: Parts, sizes: Sequence[Sizes], samples: Sequence[Sample],
     return Viewed(parts.seen(best), errors)
 
 
-def choose_options(samples: Sequence[Sample], signature_of: Mapping[str, str], *, launches: bool = False) -> FitOptions:
+def choose_options(
+    samples: Sequence[Sample],
+    signature_of: Mapping[str, str],
+    *,
+    launches: bool = False,
+    work: Mapping[str, float] | None = None,
+) -> FitOptions:
     """Straight lines or bent ones, and how much ridge, by cross-validation of the law itself.
 
-    With ``launches`` a floor under the law is tried as well, and taken where it lowers the error by a tenth.
+    With ``launches`` a floor under the law is tried as well, and taken where it lowers the error by a tenth. With
+    ``work``, the operations of a part of every signature, the ridge is towards these.
     """
-    plain = [FitOptions(knots=knots, ridge=ridge) for knots, ridge in product(((1.0,), KNOTS), RIDGES)]
+    ridges = RIDGES if work is None else RIDGES_TO_WORK
+    plain = [FitOptions(knots=knots, ridge=ridge, work=work) for knots, ridge in product(((1.0,), KNOTS), ridges)]
     best, error = _least(plain, samples, signature_of)
     if launches:
         floored = [replace(best, knots=knots, launches=True) for knots in ((1.0,), KNOTS)]

@@ -64,7 +64,7 @@ def test_steps_of_repair_that_a_rung_leaves_go_to_those_to_come(tmp_path, images
     told = [RunDir(tmp_path / "run").rung(place).result()["repair_steps"] for place in (1, 2, 3)]
     assert told == asked_by_rung(asked, told)
     assert told[1] == 0  # the first two lose too little between them to repair twice
-    assert sum(told) <= 3 * 6 + 2 * 2
+    assert sum(told) <= 3 * (6 + 2) + 6  # an early repair beside each, and one turn more at the end
 
 
 def asked_by_rung(asked, told):

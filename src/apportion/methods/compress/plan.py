@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from apportion.core.budget import Budget
 from apportion.core.knob import Knob, Value
@@ -47,6 +47,7 @@ CONFIDENCE = 0.95
 Z = normal_quantile(CONFIDENCE)
 LOOSER, MAX_CHECKS = 1.2, 12
 EARLY = 1 / 3  # of the steps of a repair, at least
+SPARE = 0.01  # of a limit, for what two sessions differ by
 FAR = 0.06  # over a limit, as a share of it: more than two processes can mistake
 
 
@@ -202,8 +203,9 @@ class Plan:
         """From one rung, whose setting is given, to the next, by the better of its ways.
 
         Where int8 is not enough and parts have to go as well, the same parts may be worth more in float: int8 saves
-        little in layers that are small already. So that way is walked, too, until it would be repaired at its end; the
-        one that is more like the original there is gone to the end. Weights are kept in float, so rungs stay nested.
+        little in layers that are small already. So that way is walked, too, until it would be repaired at its end. The
+        one that is more like the original there, each after an early repair, is gone to the end. Weights are kept in
+        float, so rungs stay nested.
         """
         knobs = self._knobs_from(setting)
         others = tuple(knob for knob in knobs if not is_precision(knob))
@@ -212,11 +214,11 @@ class Plan:
         way = Way(start, tuple(knobs), rung.ledger, run, name)
         if not choice:
             return self._walk(way, budget, rung, early_steps)
-        found = self._walk(way, budget, rung, early_steps, to_the_end=False)
+        found = self._walk(way, budget, rung, early_steps, until="repair")
         if found.result.model.precision == "fp32" or all(found.result.setting[k.name] == k.dearest for k in others):
             return self._walk(way, budget, rung, early_steps)
         back = Way(in_float(start), others, rung.float_ledger, f"{run}/in-float", f"{name}, in float")
-        other = self._walk(back, budget, rung, early_steps, to_the_end=False)
+        other, found = (self._walk(one, budget, rung, early_steps, until="compared") for one in (back, way))
         better, worse = (found, other) if found.rank >= other.rank else (other, found)
         last = self._walk(better.way, budget, rung, early_steps)
         return replace(last, repair_steps=last.repair_steps + worse.repair_steps)
@@ -226,8 +228,19 @@ class Plan:
         share = self.spare_steps // (self.bench.config.rungs - self.num_done) // num_ways
         return max(share, int(EARLY * self.bench.config.repair_steps))
 
-    def _walk(self, way: Way, budget: Budget, rung: Rung, early_steps: int, *, to_the_end: bool = True) -> Walked:
-        """The budgeted loop along a way with its progress bar; to its end, or to where it would be repaired there."""
+    def _walk(
+        self,
+        way: Way,
+        budget: Budget,
+        rung: Rung,
+        early_steps: int,
+        until: Literal["end", "repair", "compared"] = "end",
+    ) -> Walked:
+        """The budgeted loop along a way with its progress bar.
+
+        Args:
+            until: where to stop: at its end, where it would be repaired there, or once an early repair was tried, too.
+        """
         config = self.bench.config
         way.ledger.parent.mkdir(parents=True, exist_ok=True)
         with self.progress.stage(f"{way.name} ({config.policy})") as update, Ledger(way.ledger, run=way.run) as ledger:
@@ -254,7 +267,12 @@ class Plan:
                 distil = self._distil(early_steps)
                 knobs.append(repair_knob(2, early=early_steps > 0))
                 policy = Restoring(  # a rung is short: repair at its end, or when stuck, or when quality collapses
-                    policy, share=1.1, by=self._restored_by(), early=early_steps > 0, when_stuck=to_the_end
+                    policy,
+                    share=1.1,
+                    by=self._restored_by(),
+                    early=early_steps > 0,
+                    tries=until == "compared",
+                    when_stuck=until == "end",
                 )
             result = budgeted_loop(
                 way.start,
@@ -274,10 +292,11 @@ class Plan:
                 aim=self._aim(budget),
                 max_steps=config.max_steps,
                 z=Z,
-                pause_to_restore=not to_the_end,
+                spare=SPARE if self.foreseen else 0.0,
+                pause_to_restore=until != "end",
                 on_row=on_row,
             )
-            turns = [row.value for row in ledger if row.kind == "move" and row.knob == REPAIR]
+            turns = [row.value for row in ledger if row.knob == REPAIR]
             trained = (
                 0 if distil is None else sum(distil.steps(knobs[-1], value) for value in turns if value is not None)
             )

@@ -10,6 +10,7 @@ from apportion.core.ledger import Row
 from apportion.core.loop import Result
 from apportion.methods.compress.policies import LIKENESS
 from apportion.methods.compress.quantise import PREFIX
+from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.models.network import Network
 
 
@@ -35,8 +36,13 @@ class Walked:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Ways that come to the budget go first, then those that are more like the original."""
+        """Ways that come to the budget go first, then those more like the original, after an early repair if tried."""
         readings = self.result.readings
+        for row in reversed(self.rows):
+            if row.kind in ("start", "move") and row.accepted:
+                break
+            if row.kind == "trial" and row.knob == REPAIR:
+                readings = row.readings
         return self.result.met, readings[LIKENESS if LIKENESS in readings else "quality"].value
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from apportion.core.budget import Budget, Limit
 from apportion.core.knob import Choice, Setting
 from apportion.core.ledger import Ledger, Row
-from apportion.core.loop import Outcome, budgeted_loop
+from apportion.core.loop import TOO_NEAR, Outcome, budgeted_loop
 from apportion.core.meter import Reading
 from apportion.core.policy import Greedy, Proposal, RankedBy, Restoring, Scheduled, State
 from apportion.errors import KnobError
@@ -397,6 +397,88 @@ def test_the_clock_is_checked_before_and_after_quality_is_restored():
     result, _ = run(toy, 2.0, Restoring(Greedy(), share=9.0), check=check, quality_floor=5.0, quality_slack=10.0)
     assert result.met
     assert checked == [(2, 3), (2, 2)]
+
+
+def test_a_check_before_restoring_leaves_the_share_that_is_asked_for_free():
+    toy, told = trainable(turns=3), []
+
+    def check(model):
+        told.append(model["prune"])
+        return {"latency": toy.meters["latency"].read(model)}
+
+    policy = Restoring(Greedy(), share=9.0)
+    for spare, sizes in (({}, [4, 4]), ({"latency": 0.1}, [4, 3, 3])):
+        told.clear()
+        result, ledger = run(toy, 4.1, policy, check=check, spare=spare)
+        assert result.met
+        assert told == sizes
+    assert next(row for row in ledger if row.kind == "check").note == TOO_NEAR
+    again = budgeted_loop(
+        toy.start,
+        knobs=toy.knobs,
+        rules=toy.rules,
+        meters=toy.meters,
+        budget=latency(4.1),
+        policy=policy,
+        ledger=ledger,
+        check=check,
+        spare={"latency": 0.1},
+    )
+    assert again == result  # the limits of the ledger, read again
+
+
+def test_what_is_within_the_budget_is_enough_where_nothing_more_can_be_saved():
+    toy = trainable(turns=3)
+
+    def check(model):
+        return {"latency": toy.meters["latency"].read(model)}
+
+    options = {"check": check, "spare": {"latency": 0.1}}
+    result, ledger = run(toy, 1.05, Restoring(Greedy(), share=9.0), **options)  # the smallest takes a millisecond
+    assert result.met
+    assert [(row.accepted, row.note) for row in ledger if row.kind == "check"][:2] == [(False, TOO_NEAR), (True, "")]
+    assert turns(ledger)
+    again = budgeted_loop(
+        toy.start,
+        knobs=toy.knobs,
+        rules=toy.rules,
+        meters=toy.meters,
+        budget=latency(1.05),
+        policy=Restoring(Greedy(), share=9.0),
+        ledger=ledger,
+        **options,
+    )
+    assert again == result
+
+
+def test_a_value_that_saved_nothing_is_tried_again_where_nothing_else_is_left():
+    class Longest:
+        unit = "ms"
+
+        def read(self, model):  # two branches side by side
+            return Reading(
+                value=max({1: 4.0, 2: 6.0, 3: 10.0}[model["a"]], {1: 3.0, 2: 5.0, 3: 8.0}[model["b"]]), unit="ms"
+            )
+
+    even = Additive({name: dict.fromkeys((1, 2, 3), 1.0) for name in "ab"})
+    toy = Toy((Choice("a", (1, 2, 3)), Choice("b", (1, 2, 3))), {"latency": Longest(), "quality": even})
+    for policy in (Greedy(), Scheduled()):
+        result, _ = run(toy, 4.0, policy)
+        assert result.met
+
+
+def test_a_knob_whose_next_step_saves_nothing_still_competes_with_the_others():
+    cost = Additive({"a": {1: 1.0, 2: 9.0, 3: 9.0}, "b": {1: 1.0, 2: 5.0, 3: 9.0}}, unit="ms")
+    worth = Additive({"a": {1: 9.0, 2: 9.5, 3: 10.0}, "b": {1: 0.0, 2: 4.0, 3: 10.0}})
+    toy = Toy((Choice("a", (1, 2, 3)), Choice("b", (1, 2, 3))), {"latency": cost, "quality": worth})
+    _, ledger = run(toy, 10.0, Greedy())
+    assert [(row.knob, row.value) for row in accepted(ledger)] == [("a", 1)]  # two steps at once, before b is ruined
+
+
+def test_an_early_turn_that_restores_nothing_is_not_taken_again_after_every_move():
+    toy = trainable(turns=4, won=0.0)
+    _, ledger = run(toy, 2.0, Restoring(Greedy(), share=9.0, early=True, fallen=0.3))
+    assert sum(row.knob == "train" and row.value == 3 for row in ledger) == 1
 
 
 def test_what_lost_nothing_by_the_finer_reading_is_not_restored():

@@ -63,6 +63,28 @@ def random_problem(seed, num_rows=30, num_columns=6):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_ridge_towards_what_is_likely_agrees_with_nnls(seed):
+    design, latency, weight = random_problem(seed)
+    middle, size, ridge = np.median(latency), design.max(0), 0.3
+    likely = np.random.default_rng(seed).uniform(0, 1, (design.shape[1], 2))
+    pull = np.sqrt(ridge) * np.hstack([np.diag(size / middle), -likely])[1:]  # x and z side by side
+    rows = np.vstack([np.hstack([design * weight[:, None], np.zeros((len(latency), 2))]), pull])
+    expected, _ = nnls(rows, np.append(weight * latency, np.zeros(len(pull))))
+    found = solve(design, latency, weight, ridge=ridge, likely_CK=likely)
+    np.testing.assert_allclose(found, expected[:-2], atol=1e-4)
+
+
+@pytest.mark.parametrize(("work", "ratio"), [(None, 1.0), ({"a": 6.0, "b": 2.0}, 3.0)])
+def test_what_samples_leave_open_follows_the_operations_where_these_are_known(work, ratio):
+    samples = [Sample({"a": share, "b": share}, 1.0 + 4.0 * share) for share in (0.25, 0.5, 0.75, 1.0)]
+    law = fit_law(samples, {"a": "a", "b": "b"}, FitOptions(knots=(1.0,), ridge=1e-4, work=work))
+    slopes = {name: law.curves[name].slopes_ms[0] for name in ("a", "b")}
+    assert slopes["a"] / slopes["b"] == pytest.approx(ratio, rel=1e-3)
+    for sample in samples:
+        assert law.predict(sample.shares) == pytest.approx(sample.latency_ms, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
 def test_least_squares_agrees_with_nnls(seed, ridge):
     design, latency, weight = random_problem(seed)

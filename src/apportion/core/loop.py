@@ -104,7 +104,7 @@ def budgeted_loop(
     z: float = 0.0,
     break_on_reject: bool = False,
     pause_to_restore: bool = False,
-    spare: float = 0.0,
+    spare: Mapping[str, float] | None = None,
     on_row: Callable[[Row], None] | None = None,
 ) -> Result[M]:
     """Moves knobs until the budget is met, quality would fall under its floor, or nothing saves cost any more.
@@ -141,8 +141,9 @@ def budgeted_loop(
         aim: limits that the loop works towards at first, the budget's by default; looser ones where readings may be
             too high, so that checks lead it to the budget from above and nothing more than needed is cut.
         break_on_reject: end at the first rejected move, as Algorithm 1 is written, instead of asking the policy again.
-        spare: share of every limit that a check leaves free where quality is restored after it, as the model is then
-            measured once more and would have to be cut, restored or not, if that came out a little higher.
+        spare: shares of limits, by key, that a check leaves free where quality is restored after it, as the model is
+            then measured once more and would have to be cut, restored or not, if that came out a little higher. Where
+            nothing more can be saved, what is within the budget is enough.
         pause_to_restore: end where the budget is met and quality would be restored next; called again on the same
             ledger without this, the run goes on from there. What a policy only tries is tried before.
         on_row: told of every new row, for progress display.
@@ -151,7 +152,18 @@ def budgeted_loop(
     if check is None and (guard is not None or confirm is not None):
         raise KnobError("a guard or a confirmation follows what a check has measured; give both")
     run = _Run(
-        model, knobs, rules, meters, budget, aim or budget, ledger, quality, restored_by or quality, z, spare, on_row
+        model,
+        knobs,
+        rules,
+        meters,
+        budget,
+        aim or budget,
+        ledger,
+        quality,
+        restored_by or quality,
+        z,
+        spare or {},
+        on_row,
     )
     floor = None if quality_floor is None else quality_floor - quality_slack
     while True:
@@ -182,7 +194,7 @@ def budgeted_loop(
                 return run.result(Outcome.MET, last.readings)
             if last.note == UNDER_FLOOR:
                 return run.result(Outcome.QUALITY_COLLAPSE, last.readings)
-        num_failed = sum(row.kind == "check" and not row.accepted for row in ledger)
+        num_failed = sum(row.kind == "check" and not row.accepted and row.note != TOO_NEAR for row in ledger)
         if num_failed >= max_checks or run.hopeless:
             return run.result(Outcome.BUDGET_VIOLATION, _last_check(ledger))
         if len(ledger) > max_steps:
@@ -190,6 +202,9 @@ def budgeted_loop(
         last = ledger[-1]
         stop_here = break_on_reject and last.kind == "move" and not last.accepted
         proposal = None if stop_here else policy.propose(run.state())
+        if run.is_near and (proposal is None or run.restores(proposal.knob)):
+            run.take_near()
+            continue
         if proposal is None:
             return run.result(_why_stuck(run.state().rows_here()), _last_check(ledger))
         run.step(proposal.knob, proposal.value, commit=proposal.commit, floor=floor)
@@ -210,7 +225,7 @@ class _Run(Generic[M]):
         quality: str,
         restored_by: str,
         z: float,
-        spare: float,
+        spare: Mapping[str, float],
         on_row: Callable[[Row], None] | None,
     ) -> None:
         self.knobs = {knob.name: knob for knob in knobs}
@@ -218,6 +233,7 @@ class _Run(Generic[M]):
         self.quality, self.restored_by, self.z, self.spare, self.on_row = quality, restored_by, z, spare, on_row
         self.promised, self.budget = budget, aim
         self.hopeless = False  # a check failed at a reading of nothing, from where no limit can be lowered
+        self._before_near: Budget | None = None  # the limits before a check was too near them, as long as nothing moved
         self.model = model
         self.setting = Setting.dearest(knobs)
         self.readings: Mapping[str, Reading] = {}
@@ -280,7 +296,7 @@ class _Run(Generic[M]):
         if accepted:
             assert candidate is not None
             self.model, self.setting, self.readings = candidate, setting, readings
-            self._last_trial = None
+            self._last_trial, self._before_near = None, None
         elif candidate is not None:
             self._last_trial = (setting, candidate)
 
@@ -307,6 +323,20 @@ class _Run(Generic[M]):
         self._record("check", measured, not note, began=began, note=note)
         if note:
             self._tighten(measured, note)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the model was measured to be within the budget, though with too little to spare."""
+        return self._before_near is not None
+
+    def take_near(self) -> None:
+        """Accepts that measurement after all, under the limits from before it."""
+        assert self._before_near is not None
+        self.budget, self._before_near = self._before_near, None
+        self._record("check", dict(_last_check(self.ledger)), True)
+
+    def restores(self, name: str) -> bool:
+        return name in self.knobs and self.knobs[name].restores
 
     def result(self, outcome: Outcome, measured: Mapping[str, Reading]) -> Result[M]:
         return Result(outcome, self.model, self.setting, self.readings, measured, self.promised)
@@ -358,10 +388,11 @@ class _Run(Generic[M]):
 
     @property
     def _with_spare(self) -> Budget:
-        return self.promised.scaled({limit.key: 1 - self.spare for limit in self.promised.limits})
+        return self.promised.scaled({key: 1 - share for key, share in self.spare.items()})
 
     def _tighten(self, measured: Mapping[str, Reading], note: str) -> None:
         """Scales each limit that the check broke, so that the run stands above it again and has to go on."""
+        self._before_near = self.budget if note == TOO_NEAR else None
         factors = {}
         for limit in (self._with_spare if note == TOO_NEAR else self.promised).limits:
             found = measured[limit.key]
@@ -388,9 +419,11 @@ class _Run(Generic[M]):
                     raise LedgerError(f"the ledger moves the knob {row.knob!r}, which this run does not have")
                 knob = self.knobs[row.knob]
                 self.model = rule_for(knob, self.rules).apply(self.model, knob, row.value)
-                self.setting, self.readings = row.setting, row.readings
+                self.setting, self.readings, self._before_near = row.setting, row.readings, None
             elif row.kind == "check" and not row.accepted:
                 self._tighten(row.readings, row.note)
+            elif row.kind == "check" and self._before_near is not None:
+                self.budget, self._before_near = self._before_near, None
 
 
 def _check_arguments(

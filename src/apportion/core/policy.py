@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from apportion.core.knob import Knob, Setting, Value
 from apportion.core.ledger import Row
 from apportion.core.meter import Reading
 
-LEAST_PROGRESS = 1e-6  # of a limit; models that predict costs leave less than this where a move saves nothing
+LEAST_PROGRESS = 1e-6  # of the excess; models that predict costs leave less than this where a move saves nothing
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,20 @@ class State:
     def next_moves(self) -> list[tuple[Knob, Value]]:
         """The next cheaper value of every knob that saves cost, without those already rejected from here.
 
-        Values that were read to save nothing are passed over: kernels may need several steps to have less to do.
+        Values that were read to save nothing are passed over: kernels may need several steps to have less to do. Where
+        that leaves no move, they are offered again unless they were read from here: other moves may have changed that.
         """
-        rejected, idle = self.rejected_here(), self._idle()
+        idle = self._idle()
+        here = {(row.knob, row.value) for row in self.rows_here()}
+        return self._beyond(idle) or self._beyond(idle & here)
+
+    def _beyond(self, passed: Collection[tuple[str | None, Value | None]]) -> list[tuple[Knob, Value]]:
+        """The next cheaper value of every knob that is not passed over, without those already rejected from here."""
+        rejected = self.rejected_here()
         moves = []
         for knob in self.knobs:
             value = None if knob.restores else knob.cheaper(self.setting[knob.name])
-            while value is not None and (knob.name, value) in idle:
+            while value is not None and (knob.name, value) in passed:
                 value = knob.cheaper(value)
             if value is not None and (knob.name, value) not in rejected:
                 moves.append((knob, value))
@@ -142,6 +149,8 @@ def _last_ratio(state: State, knob: Knob, value: Value) -> tuple[tuple[float, fl
                 fresh = False
             loss = newest_start[state.quality].value - row.readings[state.quality].value
             saved = state.budget.excess(newest_start, state.z) - state.budget.excess(row.readings, state.z)
+            if saved <= 0 and row.value != value:
+                return None  # a step that saves nothing says nothing about the one after it
             return (max(loss, 0.0) / saved if saved > 0 else math.inf, -saved), fresh
     return None
 
@@ -213,7 +222,12 @@ class Restoring:
     def propose(self, state: State) -> Proposal | None:
         turn = self._turn(state, at_end=False)
         if turn is not None and turn[0].values.index(turn[1]) > 0:
-            before_early = self.early and state.setting[turn[0].name] == turn[0].dearest
+            early = (turn[0].name, turn[0].values[-2])
+            before_early = (
+                self.early
+                and state.setting[turn[0].name] == turn[0].dearest
+                and not any(row.kind == "move" and (row.knob, row.value) == early for row in state.rows)
+            )
             if self._walked(state) >= self.share or (before_early and self._fell(state) >= self.fallen):
                 return Proposal(turn[0].name, turn[1])
         saving = tuple(knob for knob in state.knobs if not knob.restores)
@@ -249,7 +263,7 @@ class Restoring:
             if knob.restores:
                 place = knob.values.index(state.setting[knob.name])
                 gone = len(knob.values) - 1 - place
-                skips = self.early and (gone == 1 or (gone == 0 and at_end))
+                skips = self.early and (gone in (1, 2) or (gone == 0 and at_end))
                 place -= 2 if skips else 1
                 if place >= 0 and (knob.name, knob.values[place]) not in rejected:
                     return knob, knob.values[place]

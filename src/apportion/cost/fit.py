@@ -32,7 +32,7 @@ class FitOptions:
     """How to fit: the loss, its quantile ``tau``, the knots (one list, or one per signature) and the ridge.
 
     With ``launches`` the law gets a floor under it (``launches.py``), by least squares alone. ``work`` are the
-    operations of a part of every signature: what the samples leave open follows these then (eq. K30).
+    operations of a part of every signature: what the samples leave open follows these then (eq. K32).
     """
 
     loss: Loss = "least_squares"
@@ -112,7 +112,7 @@ def solve(
     :math:`\ell(r) = \max(\tau r, (\tau - 1) r)` (K5), or :math:`-r` under :math:`r \le 0`, the upper envelope (K6).
 
     With ``likely_CK``, whose columns say what the coefficients are likely to be in proportion to, the ridge pulls them
-    there instead of to nothing; how much of each column is fitted along (K30):
+    there instead of to nothing; how much of each column is fitted along (K32):
 
     .. math:: \rho \sum_{j \ge 1} \big((x_j u_j / \bar y) - (L z)_j\big)^2, \qquad z \ge 0
     """

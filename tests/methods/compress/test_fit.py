@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -22,6 +23,7 @@ from apportion.methods.compress import verify as verification
 from apportion.methods.compress.bench import static_meters
 from apportion.methods.compress.export import PROGRAM, export
 from apportion.methods.compress.fit import fit
+from apportion.methods.compress.plan import Plan
 from apportion.methods.compress.repair import Distil
 from apportion.methods.compress.rundir import IMPORTANCES, QUALITIES, FitConfig, RunDir
 from apportion.methods.compress.verify import verify
@@ -44,9 +46,13 @@ def run(tmp_path, images, budget, **options):
     return fit(FitConfig(model=CNN, budget=budget, data=images, **defaults | options), tmp_path / "run")
 
 
+@pytest.mark.parametrize("repair_steps", [0, 2])
 @pytest.mark.parametrize("policy", ["greedy", "scheduled", "priced", "exact", "backtracking", "learned"])
-def test_every_policy_meets_a_budget(tmp_path, images, policy):
-    result = run(tmp_path, images, "params<=50%", policy=policy)
+def test_every_policy_meets_a_budget(tmp_path, images, policy, repair_steps):
+    result = run(tmp_path, images, "params<=50%", policy=policy, repair_steps=repair_steps)
+    if policy in ("priced", "exact"):  # which read what every value costs and loses, first of all
+        rows = (tmp_path / "run" / "rungs" / "1" / "ledger.jsonl").read_text().splitlines()[2:]
+        assert [json.loads(row)["kind"] for row in rows].index("move") >= 4
     assert result["met"]
     assert result["final"]["params"]["value"] <= 0.5 * result["baseline"]["params"]["value"]
     prices = result["prices"]
@@ -97,6 +103,22 @@ def test_where_parts_go_beside_int8_the_rung_is_walked_to_in_float_too(tmp_path,
     assert result["precision"] == ("fp32" if back else "int8")
     assert ("quantise" in result["setting"]) is not back
     assert result["final"]["size"]["value"] <= 0.15 * result["baseline"]["size"]["value"]
+
+
+def test_a_rung_that_was_compared_goes_on_with_the_way_that_was_taken(tmp_path, images, monkeypatch):
+    options = {"target": "ort-cpu-1t", "processes": 2, "num_steps": 8, "repair_steps": 6}
+    first = run(tmp_path, images, "size<=15%", **options)
+    rung = RunDir(tmp_path / "run").rung(1)
+    told = rung.choice()
+    assert told["repair_steps"] >= 2  # an early repair was tried on the way that was not taken
+    assert first["repair_steps"] > told["repair_steps"]
+    for name in ("result.json", "rungs/1/result.json"):
+        (tmp_path / "run" / name).unlink()
+    monkeypatch.setattr(Plan, "_choose", lambda *_: pytest.fail("chose again"))
+    monkeypatch.setattr(Distil, "train", lambda *_: pytest.fail("trained again"))
+    again = run(tmp_path, images, "size<=15%", **options)
+    for key in ("setting", "precision", "repair_steps", "final", "quality_after", "met"):
+        assert again[key] == first[key]
 
 
 @pytest.mark.parametrize("importance", IMPORTANCES)

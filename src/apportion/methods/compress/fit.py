@@ -111,8 +111,8 @@ def _climb(plan: Plan, rundir: RunDir, asked: Budget, run: str) -> dict[str, Any
             start = _reload(plan.network, rung)
         setting = told["setting"]
         final = {key: Reading.from_json(fields) for key, fields in told["final"].items()}
-        trained = told.get("repair_steps", plan.bench.config.repair_steps)  # runs of earlier versions don't say
-        plan.learn(start, final, repair_steps=trained)
+        steps = plan.bench.config.repair_steps if told.get("trained", True) else 0  # what earlier versions told
+        plan.learn(start, final, repair_steps=told.get("repair_steps", steps))
         ladder.append(
             {"rung": place} | {key: told.get(key) for key in ("limits", "final", "quality_after", "floor", "met")}
         )

@@ -34,7 +34,7 @@ from apportion.methods.compress.recipe import Tried, can_mix, quickest, try_reci
 from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.methods.compress.repair import Distil, DistilOptions, Towards, repair_knob, require_labels
 from apportion.methods.compress.rulenames import parse_rules
-from apportion.methods.compress.rundir import Rung
+from apportion.methods.compress.rundir import CHOICE, Rung
 from apportion.methods.compress.way import Walked, Way, in_float, is_precision
 from apportion.models.network import Network
 from apportion.models.partition import Partition
@@ -210,22 +210,43 @@ class Plan:
         knobs = self._knobs_from(setting)
         others = tuple(knob for knob in knobs if not is_precision(knob))
         choice = 0 < len(others) < len(knobs)
-        early_steps = self._early_steps(num_ways=1 + choice)
+        early_steps = self._early_steps(num_shares=3 if choice else 1)  # to compare takes one on each way
         way = Way(start, tuple(knobs), rung.ledger, run, name)
         if not choice:
             return self._walk(way, budget, rung, early_steps)
-        found = self._walk(way, budget, rung, early_steps, until="repair")
-        if found.result.model.precision == "fp32" or all(found.result.setting[k.name] == k.dearest for k in others):
-            return self._walk(way, budget, rung, early_steps)
         back = Way(in_float(start), others, rung.float_ledger, f"{run}/in-float", f"{name}, in float")
-        other, found = (self._walk(one, budget, rung, early_steps, until="compared") for one in (back, way))
-        better, worse = (found, other) if found.rank >= other.rank else (other, found)
-        last = self._walk(better.way, budget, rung, early_steps)
-        return replace(last, repair_steps=last.repair_steps + worse.repair_steps)
+        told = rung.choice()
+        if told is None:
+            told = self._choose(way, back, budget, rung, early_steps)
+            rung.write(CHOICE, told)  # a run that goes on after this must not choose again, by what came later
+        taken, left = (back, way) if told["in_float"] else (way, back)
+        last = self._walk(taken, budget, rung, early_steps)
+        if last.result.met or not told["both_met"]:
+            return replace(last, repair_steps=last.repair_steps + told["repair_steps"])
+        other = self._walk(left, budget, rung, early_steps)  # repaired, the better one broke its budget or its floor
+        return replace(other if other.result.met else last, repair_steps=last.repair_steps + other.repair_steps)
 
-    def _early_steps(self, num_ways: int) -> int:
-        """Steps of an early repair: what rungs before left over, in even parts for this one and those to come."""
-        share = self.spare_steps // (self.bench.config.rungs - self.num_done) // num_ways
+    def _choose(self, way: Way, back: Way, budget: Budget, rung: Rung, early_steps: int) -> dict[str, Any]:
+        """Which of two ways to go to the end, whether both came to the budget, and the steps the other one trained."""
+        found = self._walk(way, budget, rung, early_steps, until="repair")
+        uncut = all(found.result.setting[knob.name] == knob.dearest for knob in back.knobs)
+        if found.result.model.precision == "fp32" or uncut:
+            return {"in_float": False, "both_met": False, "repair_steps": 0}
+        other, found = (self._walk(one, budget, rung, early_steps, until="compared") for one in (back, way))
+        in_float = other.rank > found.rank
+        return {
+            "in_float": in_float,
+            "both_met": other.result.met and found.result.met,
+            "repair_steps": (found if in_float else other).repair_steps,
+        }
+
+    def _early_steps(self, num_shares: int) -> int:
+        """Steps of an early repair: what rungs before left over, in even parts for this one and those to come.
+
+        Args:
+            num_shares: how many such repairs this rung may take.
+        """
+        share = self.spare_steps // (self.bench.config.rungs - self.num_done) // num_shares
         return max(share, int(EARLY * self.bench.config.repair_steps))
 
     def _walk(
@@ -292,7 +313,7 @@ class Plan:
                 aim=self._aim(budget),
                 max_steps=config.max_steps,
                 z=Z,
-                spare=SPARE if self.foreseen else 0.0,
+                spare=dict.fromkeys(self.foreseen, SPARE),
                 pause_to_restore=until != "end",
                 on_row=on_row,
             )
@@ -300,7 +321,7 @@ class Plan:
             trained = (
                 0 if distil is None else sum(distil.steps(knobs[-1], value) for value in turns if value is not None)
             )
-            return Walked(way, result, tuple(ledger), trained)
+            return Walked(result, tuple(ledger), trained, self._restored_by() or "quality")
 
     def measured(self, network: Network, budget: Budget, folder: Path, *, twice: bool = False) -> dict[str, Reading]:
         """What the model saved in a folder costs, measured if the budget is about the clock or the counter."""

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from apportion.core.folder import Folder, RunFolder
 from apportion.errors import ApportionError
@@ -70,12 +71,19 @@ POLICIES = ("greedy", "scheduled", "priced", "exact", "backtracking", "learned")
 IMPORTANCES = ("taylor", "magnitude", "fisher", "activation", "hessian")
 
 
+CHOICE = "choice.json"
+
+
 class Rung(Folder):
     """One rung of the ladder: a model, how it was found, what it promises."""
 
     @property
     def ledger(self) -> Path:
         return self.path / "ledger.jsonl"
+
+    def choice(self) -> dict[str, Any] | None:
+        """Which way was taken to this rung, where it was compared with another."""
+        return self.read(CHOICE) if (self.path / CHOICE).is_file() else None
 
     @property
     def float_ledger(self) -> Path:

@@ -8,7 +8,6 @@ from pathlib import Path
 from apportion.core.knob import Knob
 from apportion.core.ledger import Row
 from apportion.core.loop import Result
-from apportion.methods.compress.policies import LIKENESS
 from apportion.methods.compress.quantise import PREFIX
 from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.models.network import Network
@@ -27,23 +26,23 @@ class Way:
 
 @dataclass(frozen=True)
 class Walked:
-    """Where a way led, its rows, and the steps that were trained for it, those of a way not taken included."""
+    """Where a way led, its rows, the steps that were trained for it, and the reading that ways are compared by."""
 
-    way: Way
     result: Result[Network]
     rows: tuple[Row, ...]
     repair_steps: int
+    by: str
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Ways that come to the budget go first, then those more like the original, after an early repair if tried."""
+        """Ways that come to the budget go first, then those that read better, after an early repair if tried."""
         readings = self.result.readings
         for row in reversed(self.rows):
             if row.kind in ("start", "move") and row.accepted:
                 break
             if row.kind == "trial" and row.knob == REPAIR:
                 readings = row.readings
-        return self.result.met, readings[LIKENESS if LIKENESS in readings else "quality"].value
+        return self.result.met, readings[self.by].value
 
 
 def is_precision(knob: Knob) -> bool:

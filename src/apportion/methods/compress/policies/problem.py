@@ -110,7 +110,7 @@ def follow(state: State, solve: Callable[[Problem], Choice | None]) -> Proposal 
     no other move of the plan remains; when the table sees no way on, each knob's next value is tried before giving up.
     """
     table = Table.of(state.knobs, state.rows, state.quality)
-    if state.setting == Setting.dearest(state.knobs):
+    if all(state.setting[knob.name] == knob.dearest for knob in state.knobs):  # whatever repair was done
         for knob, value in table.missing():
             return Proposal(knob.name, value, commit=False)
     problem = Problem.of(table, state.setting, state.readings, state.budget, state.z)

@@ -91,12 +91,16 @@ def test_the_same_again_and_from_the_folder(cut, generator, tmp_path):
     assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
 
 
-@pytest.mark.parametrize(("early", "asked"), [(0, [5, 5]), (3, [3, 8, 5, 5])])
-def test_turns_train_early_steps_or_both_or_as_many_as_asked(cut, generator, monkeypatch, early, asked):
+@pytest.mark.parametrize(
+    ("spare", "early", "asked"), [(0, 0, [5, 5]), (30, 0, [35, 5]), (0, 3, [3, 8, 5, 5]), (30, 3, [3, 38, 35, 5])]
+)
+def test_turns_train_early_steps_or_those_that_are_spare_too(cut, generator, monkeypatch, spare, early, asked):
     network, _, small = cut
     trained = []
     monkeypatch.setattr(Distil, "train", lambda self, model, update, steps: trained.append(steps) or model)
-    rule = Distil(network, examples_of(network, generator), (), DistilOptions(steps=5), early_steps=early)
+    rule = Distil(
+        network, examples_of(network, generator), (), DistilOptions(steps=5), spare_steps=spare, early_steps=early
+    )
     knob = repair_knob(2, early=early > 0)
     for value in reversed(knob.values[:-1]):
         rule.apply(small, knob, value)

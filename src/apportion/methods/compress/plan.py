@@ -46,8 +46,8 @@ from apportion.tasks.batches import Examples, Splits
 CONFIDENCE = 0.95
 Z = normal_quantile(CONFIDENCE)
 LOOSER, MAX_CHECKS = 1.2, 12
-EARLY = 1 / 3  # of the steps of a repair, at least
-SPARE = 0.01  # of a limit, for what two sessions differ by
+EARLY = 1 / 3  # of the steps of a repair
+SPARE = 0.02  # of a limit, for what two sessions differ by
 FAR = 0.06  # over a limit, as a share of it: more than two processes can mistake
 
 
@@ -72,7 +72,7 @@ class Plan:
             require_labels(network, splits)
         self.asked = asked
         self.overstated: dict[str, float] = {}
-        self.spare_steps, self.num_done = 0, 0
+        self.spare_steps = 0
         self._judged: dict[str, tuple[Reading, Reading]] = {}
         twin = int8_twin(bench.target) if "quantise" in self.allowed else None
         if twin is not None:
@@ -210,29 +210,28 @@ class Plan:
         knobs = self._knobs_from(setting)
         others = tuple(knob for knob in knobs if not is_precision(knob))
         choice = 0 < len(others) < len(knobs)
-        early_steps = self._early_steps(num_shares=3 if choice else 1)  # to compare takes one on each way
         way = Way(start, tuple(knobs), rung.ledger, run, name)
         if not choice:
-            return self._walk(way, budget, rung, early_steps)
+            return self._walk(way, budget, rung)
         back = Way(in_float(start), others, rung.float_ledger, f"{run}/in-float", f"{name}, in float")
         told = rung.choice()
         if told is None:
-            told = self._choose(way, back, budget, rung, early_steps)
+            told = self._choose(way, back, budget, rung)
             rung.write(CHOICE, told)  # a run that goes on after this must not choose again, by what came later
         taken, left = (back, way) if told["in_float"] else (way, back)
-        last = self._walk(taken, budget, rung, early_steps)
+        last = self._walk(taken, budget, rung)
         if last.result.met or not told["both_met"]:
             return replace(last, repair_steps=last.repair_steps + told["repair_steps"])
-        other = self._walk(left, budget, rung, early_steps)  # repaired, the better one broke its budget or its floor
+        other = self._walk(left, budget, rung)  # repaired, the better one broke its budget or its floor
         return replace(other if other.result.met else last, repair_steps=last.repair_steps + other.repair_steps)
 
-    def _choose(self, way: Way, back: Way, budget: Budget, rung: Rung, early_steps: int) -> dict[str, Any]:
+    def _choose(self, way: Way, back: Way, budget: Budget, rung: Rung) -> dict[str, Any]:
         """Which of two ways to go to the end, whether both came to the budget, and the steps the other one trained."""
-        found = self._walk(way, budget, rung, early_steps, until="repair")
+        found = self._walk(way, budget, rung, until="repair")
         uncut = all(found.result.setting[knob.name] == knob.dearest for knob in back.knobs)
         if found.result.model.precision == "fp32" or uncut:
             return {"in_float": False, "both_met": False, "repair_steps": 0}
-        other, found = (self._walk(one, budget, rung, early_steps, until="compared") for one in (back, way))
+        other, found = (self._walk(one, budget, rung, until="compared") for one in (back, way))
         in_float = other.rank > found.rank
         return {
             "in_float": in_float,
@@ -240,21 +239,11 @@ class Plan:
             "repair_steps": (found if in_float else other).repair_steps,
         }
 
-    def _early_steps(self, num_shares: int) -> int:
-        """Steps of an early repair: what rungs before left over, in even parts for this one and those to come.
-
-        Args:
-            num_shares: how many such repairs this rung may take.
-        """
-        share = self.spare_steps // (self.bench.config.rungs - self.num_done) // num_shares
-        return max(share, int(EARLY * self.bench.config.repair_steps))
-
     def _walk(
         self,
         way: Way,
         budget: Budget,
         rung: Rung,
-        early_steps: int,
         until: Literal["end", "repair", "compared"] = "end",
     ) -> Walked:
         """The budgeted loop along a way with its progress bar.
@@ -285,13 +274,13 @@ class Plan:
             slack = math.inf if self.towards is not None and config.repair_steps else 0.0
             policy = policy_named(config.policy, None if self.floor is None else self.floor - slack)
             if slack:
-                distil = self._distil(early_steps)
-                knobs.append(repair_knob(2, early=early_steps > 0))
+                distil = self._distil()
+                knobs.append(repair_knob(2, early=distil.early_steps > 0))
                 policy = Restoring(  # a rung is short: repair at its end, or when stuck, or when quality collapses
                     policy,
                     share=1.1,
                     by=self._restored_by(),
-                    early=early_steps > 0,
+                    early=distil.early_steps > 0,
                     tries=until == "compared",
                     when_stuck=until == "end",
                 )
@@ -359,7 +348,6 @@ class Plan:
 
     def learn(self, network: Network, final: Mapping[str, Reading], *, repair_steps: int) -> None:
         """Remembers for the next rung how much predictions overstate this one, and the repair that it left over."""
-        self.num_done += 1
         self.spare_steps = max(0, self.spare_steps + self.bench.config.repair_steps - repair_steps)
         for key, foreseen in self.foreseen.items():
             self.overstated[key] = max(1.0, foreseen.meter.read(network).value / final[key].value)
@@ -388,7 +376,7 @@ class Plan:
         """The reading that a repair must raise: likeness, but quality where labels alone are trained on."""
         return LIKENESS if LIKENESS in self.selection.meters() and self.towards != "labels" else None
 
-    def _distil(self, early_steps: int) -> Distil:
+    def _distil(self) -> Distil:
         config = self.bench.config
         assert self.towards is not None
         blocks = [name for module in self.partition for name, _ in module.blocks]
@@ -401,5 +389,6 @@ class Plan:
             options,
             self.bench.rundir.path / "repaired",
             self.progress,
-            early_steps,
+            self.spare_steps,
+            int(EARLY * config.repair_steps),
         )

@@ -64,8 +64,8 @@ class Distil:
     """Trains a network towards its teacher's answers and hidden states, the labels of the examples, or both.
 
     The result depends on the network, the options and the examples alone, and is kept in ``folder`` by their digest, so
-    that a resumed run trains nothing twice. A turn trains as many steps as the options say; where there are
-    ``early_steps``, the first turn of the knob trains so many, and the second both.
+    that a resumed run trains nothing twice. A turn trains as many steps as the options say, and the first of them
+    ``spare_steps`` more. Where there are ``early_steps``, a turn of so many comes before, or goes with that first one.
     """
 
     kind, rate, keeps_zeros = "", RATE, True
@@ -78,10 +78,11 @@ class Distil:
         options: DistilOptions,
         folder: Path | None = None,
         progress: Progress | None = None,
+        spare_steps: int = 0,
         early_steps: int = 0,
     ) -> None:
         self.teacher, self.blocks, self.options = teacher, tuple(blocks), options
-        self.early_steps = early_steps
+        self.spare_steps, self.early_steps = spare_steps, early_steps
         self.batches = _rebatched(training, options.batch)
         self.spread = 1.0
         if options.towards != "teacher":
@@ -107,10 +108,11 @@ class Distil:
 
     def steps(self, knob: Knob, value: Value) -> int:
         """The steps that a turn to a value trains."""
-        if self.early_steps and value == knob.values[-2]:
-            return self.early_steps
-        both = self.early_steps and value == knob.values[-3]
-        return self.options.steps + (self.early_steps if both else 0)
+        turn = len(knob.values) - 1 - knob.values.index(value)
+        if not self.early_steps:
+            return self.options.steps + (self.spare_steps if turn == 1 else 0)
+        more = {1: self.early_steps - self.options.steps, 2: self.early_steps + self.spare_steps, 3: self.spare_steps}
+        return self.options.steps + more.get(turn, 0)
 
     def train(
         self, model: Network, on_step: Callable[[float], None] | None = None, steps: int | None = None

@@ -36,7 +36,7 @@ class Case:
     ref: str
     steps: int
     floor: float
-    repair: int = 120
+    repair: int = 90
     rungs: int = 6
     deepest: float = 0.8
 
@@ -80,7 +80,9 @@ class Case:
 CASES = {
     "resnet20": Case("resnet20", "benchmarks.compress_vs_peers.networks:resnet20", steps=150, floor=0.2),
     "minilm": Case("minilm", "minilm", steps=150, floor=0.15),
-    "mobilenetv2": Case("mobilenetv2", "benchmarks.compress_vs_peers.networks:mobilenetv2", steps=150, floor=0.3),
+    "mobilenetv2": Case(
+        "mobilenetv2", "benchmarks.compress_vs_peers.networks:mobilenetv2", steps=150, floor=0.4, rungs=5, deepest=0.66
+    ),
 }
 
 

@@ -14,6 +14,7 @@ from apportion.core.ledger import Row
 from apportion.core.meter import Reading
 
 LEAST_PROGRESS = 1e-6  # of the excess; models that predict costs leave less than this where a move saves nothing
+FALLEN = 0.15  # of quality: a collapse
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class Restoring:
     by: str | None = None
     least: float = 0.01
     early: bool = False
-    fallen: float = 0.15
+    fallen: float = FALLEN
     tries: bool = False
     when_stuck: bool = True
 

@@ -204,8 +204,8 @@ class Plan:
 
         Where int8 is not enough and parts have to go as well, the same parts may be worth more in float: int8 saves
         little in layers that are small already. So that way is walked, too, until it would be repaired at its end. The
-        one that is more like the original there, each after an early repair, is gone to the end. Weights are kept in
-        float, so rungs stay nested.
+        one that is more like the original there is gone to the end; where repair may turn them round, both have a short
+        one before they are compared. Weights are kept in float, so rungs stay nested.
         """
         knobs = self._knobs_from(setting)
         others = tuple(knob for knob in knobs if not is_precision(knob))
@@ -231,7 +231,10 @@ class Plan:
         uncut = all(found.result.setting[knob.name] == knob.dearest for knob in back.knobs)
         if found.result.model.precision == "fp32" or uncut:
             return {"in_float": False, "both_met": False, "repair_steps": 0}
-        other, found = (self._walk(one, budget, rung, until="compared") for one in (back, way))
+        other = self._walk(back, budget, rung, until="repair")
+        ahead, behind = (other, found) if other.rank > found.rank else (found, other)
+        if not (ahead.stands and ahead.num_repairs <= behind.num_repairs):  # a repair may turn them round
+            other, found = (self._walk(one, budget, rung, until="compared") for one in (back, way))
         in_float = other.rank > found.rank
         return {
             "in_float": in_float,

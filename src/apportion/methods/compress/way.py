@@ -8,6 +8,7 @@ from pathlib import Path
 from apportion.core.knob import Knob
 from apportion.core.ledger import Row
 from apportion.core.loop import Result
+from apportion.core.policy import FALLEN
 from apportion.methods.compress.quantise import PREFIX
 from apportion.methods.compress.repair import PREFIX as REPAIR
 from apportion.models.network import Network
@@ -32,6 +33,15 @@ class Walked:
     rows: tuple[Row, ...]
     repair_steps: int
     by: str
+
+    @property
+    def num_repairs(self) -> int:
+        return sum(row.kind == "move" and row.accepted and row.knob == REPAIR for row in self.rows)
+
+    @property
+    def stands(self) -> bool:
+        """Whether quality has not collapsed on the way; from where it has, repair tells what a reading does not."""
+        return self.result.readings["quality"].value >= (1 - FALLEN) * self.rows[0].readings["quality"].value
 
     @property
     def rank(self) -> tuple[bool, float]:

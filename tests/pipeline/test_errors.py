@@ -101,7 +101,7 @@ def test_a_quality_floor_out_of_reach_is_a_named_outcome(apportion, images):
 
 
 def test_a_rung_that_fails_leaves_the_one_before_in_use(apportion, tmp_path, images):
-    asked = ("fit", CNN, "--budget", "params<=12%", "--quality-floor", "76%", "--rungs", 3, "--repair-steps", 150)
+    asked = ("fit", CNN, "--budget", "params<=12%", "--quality-floor", "12%", "--rungs", 3, "--rules", "prune")
     result = apportion.json(*asked, "--data", images, "-o", "run")
     met = [rung["rung"] for rung in result["ladder"] if rung["met"]]
     assert result["exit"] == 3

@@ -43,7 +43,7 @@ def latency(limit_ms):
 
 
 def run(toy, limit_ms, policy, **options):
-    ledger = Ledger()
+    ledger = options.pop("ledger", Ledger())
     result = budgeted_loop(
         toy.start,
         knobs=toy.knobs,
@@ -413,17 +413,7 @@ def test_a_check_before_restoring_leaves_the_share_that_is_asked_for_free():
         assert result.met
         assert told == sizes
     assert next(row for row in ledger if row.kind == "check").note == TOO_NEAR
-    again = budgeted_loop(
-        toy.start,
-        knobs=toy.knobs,
-        rules=toy.rules,
-        meters=toy.meters,
-        budget=latency(4.1),
-        policy=policy,
-        ledger=ledger,
-        check=check,
-        spare={"latency": 0.1},
-    )
+    again, _ = run(toy, 4.1, policy, ledger=ledger, check=check, spare={"latency": 0.1})
     assert again == result  # the limits of the ledger, read again
 
 
@@ -438,16 +428,7 @@ def test_what_is_within_the_budget_is_enough_where_nothing_more_can_be_saved():
     assert result.met
     assert [(row.accepted, row.note) for row in ledger if row.kind == "check"][:2] == [(False, TOO_NEAR), (True, "")]
     assert turns(ledger)
-    again = budgeted_loop(
-        toy.start,
-        knobs=toy.knobs,
-        rules=toy.rules,
-        meters=toy.meters,
-        budget=latency(1.05),
-        policy=Restoring(Greedy(), share=9.0),
-        ledger=ledger,
-        **options,
-    )
+    again, _ = run(toy, 1.05, Restoring(Greedy(), share=9.0), ledger=ledger, **options)
     assert again == result
 
 
@@ -524,16 +505,7 @@ def test_a_run_paused_before_its_last_restoring_goes_on_as_if_it_had_not_been(ea
     paused, ledger = run(toy, 2.0, policy, check=check, pause_to_restore=True)
     assert paused.met
     assert turns(ledger) == turns(whole)[:-1]
-    going_on = budgeted_loop(
-        toy.start,
-        knobs=toy.knobs,
-        rules=toy.rules,
-        meters=toy.meters,
-        budget=latency(2.0),
-        policy=policy,
-        ledger=ledger,
-        check=check,
-    )
+    going_on, _ = run(toy, 2.0, policy, ledger=ledger, check=check)
     assert tuple(ledger) == tuple(whole)
     assert going_on == result
 

@@ -21,7 +21,9 @@ trained=$trained,shallow,smat,pruned
 # With the multi-process service the processes share the device at the same time, not in turns.
 export CUDA_MPS_PIPE_DIRECTORY=${TMPDIR:-/tmp}/mps CUDA_MPS_LOG_DIRECTORY=${TMPDIR:-/tmp}/mps
 mkdir -p "$CUDA_MPS_PIPE_DIRECTORY"
-if ! { nvidia-cuda-mps-control -d && timeout 30 python3 -c 'import torch; torch.ones(1, device="cuda")'; }; then
+if nvidia-cuda-mps-control -d && timeout 30 python3 -c 'import torch; torch.ones(1, device="cuda")'; then
+    trap 'echo quit | nvidia-cuda-mps-control' EXIT # else the next call finds it running and goes without
+else
     echo "without the multi-process service"
     unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 fi

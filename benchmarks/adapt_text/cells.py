@@ -21,11 +21,13 @@ Pair = tuple[float, float]  # how far ahead, and half of the 95 % interval
 class Row:
     """The episodes of a method on a target at a budget; a latency that was not measured is not a number.
 
-    ``most_N`` is the latency of the whole network in the precision that was chosen: more of a budget can't be used.
+    ``error_N`` is the standard error of a latency, ``most_N`` that of the whole network in the precision that was
+    chosen: more of a budget can't be used.
     """
 
     accuracy_N: Array
     latency_N: Array
+    error_N: Array
     most_N: Array
     side_N: NDArray[np.str_]
     domain_N: NDArray[np.str_]
@@ -162,14 +164,15 @@ class Cells:
 
 def read_row(row: Mapping, known: Mapping[str, Sequence[float]]) -> Row:
     """A row as judged, with what was measured of its sizes on its target."""
-    chosen, missing = row["chosen"], [np.nan]
+    chosen, missing = row["chosen"], [np.nan, np.nan]
     count = len(row["accuracy"])
-    latency, most = np.ones(count), np.ones(count)
+    latency, error, most = np.ones(count), np.zeros(count), np.ones(count)
     if row["rho"] < WHOLE:
-        ratios = [known.get(" ".join(map(str, sizes)), missing)[0] for sizes in row["sizes"]]
+        found = [known.get(" ".join(map(str, sizes)), missing) for sizes in row["sizes"]]
         wholes = [whole_in_int8(known) if sizes[0] == INT8 else WHOLE for sizes in row["sizes"]]
-        latency, most = (np.array([each[place] for place in chosen]) for each in (ratios, wholes))
-    return Row(np.array(row["accuracy"]), latency, most, np.array(row["side"]), np.array(row["domain"]))
+        latency, error = np.array([found[place] for place in chosen]).T
+        most = np.array([wholes[place] for place in chosen])
+    return Row(np.array(row["accuracy"]), latency, error, most, np.array(row["side"]), np.array(row["domain"]))
 
 
 def whole_in_int8(known: Mapping[str, Sequence[float]]) -> float:

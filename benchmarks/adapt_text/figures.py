@@ -31,6 +31,14 @@ def held_and_used(cells: Cells, name: str, targets: tuple[str, ...] = ()) -> tup
     )
 
 
+def clearly_broken(cells: Cells, name: str) -> float:
+    """The share of episodes whose sizes take more than the budget by more than the error of measuring them."""
+    rows = [(rho, cells.rows[name, target, rho]) for rho in cells.budgets for target in cells.targets]
+    least = [(row.latency_N - 1.96 * row.error_N, rho) for rho, row in rows]
+    known = [(least_N[~np.isnan(least_N)], rho) for least_N, rho in least]
+    return float(np.mean([(least_N > rho).mean() for least_N, rho in known if len(least_N)] or [np.nan]))
+
+
 def adjusted(cells: Cells, name: str) -> float:
     """Mean accuracy over budgets, sides and targets with a zero for every episode whose budget is broken."""
     found = []
@@ -133,6 +141,7 @@ def all_figures(cells: Cells, carried: float, promises: list[dict]) -> dict[str,
         "feasibility": feasible,
         "utilisation": used,
         "utilisation_of_budget": used_of_budget,
+        "feasibility_clearly_broken": clearly_broken(cells, OURS),
         "feasibility_gap": 1 - feasible,  # what is predicted keeps every budget: sizes are rounded until it does
         "frontier_wins_tight": wins,
         "frontier_losses": losses,

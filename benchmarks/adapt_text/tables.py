@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from cells import FLOAT, OURS, WHOLE, Cells, Pair, difference, interval, paired
-from figures import adjusted, all_figures, areas, best_baseline, domination, held_and_used, tail, tail_mean
+from figures import (
+    adjusted,
+    all_figures,
+    areas,
+    best_baseline,
+    clearly_broken,
+    domination,
+    held_and_used,
+    tail,
+    tail_mean,
+)
 
 from apportion.tasks.fixed import PUBLISHED
 
@@ -128,7 +138,8 @@ def lead_table(cells: Cells, ahead: Callable[..., Pair | None], name: str, other
 
 def method_table(cells: Cells) -> None:
     tell(
-        "every method over all budgets and targets. Held: choices that keep their budget on the clock; gap: predicted "
+        "every method over all budgets and targets. Held: choices that keep their budget on the clock; clear: those "
+        "that break it by more than 1.96 standard errors of the clock; gap: predicted "
         "to hold (all of them: sizes are rounded until their bound does) less held; used: mean share taken of the "
         "budget, or of the whole network in the precision chosen where that is less; adjusted: accuracy with zero "
         "where the budget is broken; area: mean accuracy over the logarithm of measured latency, from where it and "
@@ -139,11 +150,12 @@ def method_table(cells: Cells) -> None:
     for name in cells.table:
         held, used, _ = held_and_used(cells, name)
         ours, area = areas(cells, name)
-        told = [number(held, ".1%"), number(100 * (1 - held), ".1f"), number(used, ".0%")]
+        told = [number(held, ".1%"), number(clearly_broken(cells, name), ".1%")]
+        told += [number(100 * (1 - held), ".1f"), number(used, ".0%")]
         told += [number(100 * adjusted(cells, name), ".1f"), number(100 * area, ".2f"), number(100 * ours, ".2f")]
         told += ["", "", "", ""] if name == OURS else list(map(str, domination(cells, name)))
         rows.append([name, *told])
-    heads = ["held", "gap", "used", "adjusted", "area", "ours' area", "ahead", "level", "behind", "–"]
+    heads = ["held", "clear", "gap", "used", "adjusted", "area", "ours' area", "ahead", "level", "behind", "–"]
     show(["method", *heads], rows)
 
 

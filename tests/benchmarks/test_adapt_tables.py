@@ -88,6 +88,14 @@ def test_an_episode_over_its_budget_counts_as_wrong(bench):
     assert bench.figures.adjusted(cells, "ours") == 0
 
 
+@pytest.mark.parametrize(("error", "clear"), [(0.002, 1.0), (0.1, 0.0)])
+def test_a_budget_is_clearly_broken_where_the_clock_s_error_does_not_explain_it(bench, error, clear):
+    places = {name: [latency, error] for name, (latency, _) in measured(ours=1.05)["a"].items()}
+    cells = bench.cells.Cells.of({"ours": method(rising, 0)}, dict.fromkeys(TARGETS, places))
+    assert bench.figures.clearly_broken(cells, "ours") == clear
+    assert bench.figures.held_and_used(cells, "ours")[0] == 0
+
+
 def test_a_network_that_fits_whole_in_int8_has_used_what_there_is(bench):
     ours = method(lambda _: 0.9, 0)
     for row in ours["rows"]:

@@ -10,11 +10,12 @@ import json
 from pathlib import Path
 
 from safetensors.torch import load_file, save
-from suite import PROFILES, SUITES, TARGETS
+from suite import PROFILES, SUITES, TARGETS, TWINS, shares_in_int8
 
 from apportion.core.folder import write_whole
 from apportion.cost.profile import Profile
 from apportion.methods.adapt.folder import AdaptConfig, AdaptFolder
+from apportion.methods.adapt.pair import BESIDE
 from apportion.models.load import load
 from apportion.tasks.features import network_digest
 
@@ -30,10 +31,11 @@ def main() -> None:
     rows = map(json.loads, (args.trained / "results.jsonl").read_text().splitlines())
     ours = next(row for row in rows if row["method"] == "ours")
     folder = AdaptFolder(args.out)
-    config = AdaptConfig(model=model, tasks=args.suite, targets=TARGETS, steps=ours["steps"])
+    config = AdaptConfig(model=model, tasks=args.suite, targets=TARGETS, int8=True, steps=ours["steps"])
     folder.start(config, network_digest(load(model, tokens=config.tokens)))
-    for target in TARGETS:
+    for target in (*TARGETS, *TWINS.values()):
         Profile.load(args.profiles / f"{model}-{target}.json").save(folder.profile(target))
+    folder.write(BESIDE, shares_in_int8(args.profiles, model))
     tensors = load_file(args.trained / "ours.safetensors")
     write_whole(folder.tensors, save({name: tensor.float() for name, tensor in tensors.items()}))
     folder.write("orders.json", ours["orders"])

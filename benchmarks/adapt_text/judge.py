@@ -16,7 +16,20 @@ from functools import partial
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from suite import DEVICE, SUITES, TARGETS, Suite, cpu_copy, forks, make_family, options, read_clocks, read_suite
+from suite import (
+    DEVICE,
+    SUITES,
+    TARGETS,
+    TWINS,
+    Suite,
+    cpu_copy,
+    forks,
+    make_family,
+    options,
+    read_clocks,
+    read_suite,
+    shares_in_int8,
+)
 from together import Together
 from torch import Tensor
 
@@ -38,7 +51,6 @@ NOISE = {"noise-50": 0.5, "noise-100": 1.0}  # the share of a mixture that is dr
 CUT = ("10%-groups", "10%-weights", "1%-groups", "1%-weights")
 VARIANTS = (*NOISE, "even", "1-shot", "2-shot", "refined", *CUT)
 MANY_WAYS = ("ours", "ours-float", "template", "unconditional", "pruned")  # which are judged on LARGE, too
-TWINS = {"ort-cpu-1t": "ort-int8-cpu-1t", "openvino-cpu-1t": "openvino-int8-cpu-1t"}
 
 
 def main() -> None:
@@ -115,7 +127,11 @@ def judge(
     clocks = read_clocks(args.profiles, SUITES[args.suite][0], few, parts)
     twins = {target: twin for target, twin in TWINS.items() if method.int8}
     quick = read_clocks(args.profiles, SUITES[args.suite][0], list(twins.values()), parts)
-    int8_clocks = dict(zip(twins, quick, strict=True))
+    floats, shares = {clock.name: clock for clock in clocks}, shares_in_int8(args.profiles, SUITES[args.suite][0])
+    int8_clocks = {
+        target: clock.beside(floats[target], shares[clock.name]) if clock.name in shares else clock
+        for target, clock in zip(twins, quick, strict=True)
+    }
     budgets = (*(FEW_BUDGETS if variant else BUDGETS), 1.0)
     rows = {
         (clock.name, rho): {"target": clock.name, "rho": rho, "accuracy": [], "chosen": [], "sizes": []}

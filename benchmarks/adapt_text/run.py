@@ -25,7 +25,7 @@ from int8 import judge_int8
 from plots import frontier_svg, prices_svg
 from promises import keep_promises
 from quick import run_quick
-from suite import SUITES
+from suite import PROFILES, SUITES, TWINS, beside
 from tables import print_tables
 
 from apportion.cost.parts import Parts
@@ -110,6 +110,9 @@ def measure_all(model: str, methods: dict) -> dict:
             int8 = network.replace(calibration=(network.inputs,))
             made = measure_sizes(int8, partition, rounded, target)
             found[target] |= {f"{INT8} {sizes}": share for sizes, share in made.items()}
+    whole = " ".join((INT8, *(str(module.num_units) for module in partition)))
+    shares = {TWINS[target]: found[target][whole][0] for target in TWINS if whole in found[target]}
+    beside(PROFILES, model).write_text(json.dumps(shares, indent=1) + "\n")  # by which sizes are chosen next time
     return found
 
 

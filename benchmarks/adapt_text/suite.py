@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import glob
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.context import BaseContext
@@ -31,6 +32,7 @@ from methods import METHODS, start_fractions
 SUITES = {"text": ("minilm", "text"), "vision": ("vit-64", "vision")}
 SIDES = ("train", "id", "ood")
 TARGETS = ("ort-cpu-1t", "openvino-cpu-1t", "torch-cpu-1t")
+TWINS = {"ort-cpu-1t": "ort-int8-cpu-1t", "openvino-cpu-1t": "openvino-int8-cpu-1t"}
 PROFILES = Path(__file__).with_name("profiles")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -82,6 +84,16 @@ def some_classes(domain: Domain, count: int) -> Domain:
 
 def read_clocks(profiles: Path, model: str, targets: Sequence[str], parts: Parts) -> list[Clock]:
     return [Clock.of(Profile.load(profiles / f"{model}-{target}.json"), parts) for target in targets]
+
+
+def beside(profiles: Path, model: str) -> Path:
+    """Where it is kept what the whole network takes in int8 as a share of float, by target, measured side by side."""
+    return profiles / f"{model}-beside.json"
+
+
+def shares_in_int8(profiles: Path, model: str) -> dict[str, float]:
+    path = beside(profiles, model)
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def make_family(

@@ -13,16 +13,19 @@ from tests.methods.adapt.conftest import profile_of
 from tests.pipeline.check import assert_one_line
 from torch.nn import functional
 
+from apportion.core.progress import Silent
 from apportion.cost.parts import Parts
 from apportion.cost.profile import Profile
 from apportion.cost.sample import CostError
 from apportion.device.measure import Session, Timing
+from apportion.device.measure import Shape as InputShape
 from apportion.errors import ApportionError, DataError, InfeasibleError
 from apportion.methods.adapt import make
-from apportion.methods.adapt.adapt import adapt, read_learned, training_domains
-from apportion.methods.adapt.folder import AdaptConfig
+from apportion.methods.adapt.adapt import adapt, measure_int8, read_learned, training_domains
+from apportion.methods.adapt.folder import AdaptConfig, AdaptFolder
+from apportion.methods.adapt.pair import BESIDE, MADE, WHOLE
 from apportion.methods.adapt.shared_folders import load_tasks
-from apportion.methods.adapt.specialise import MADE, WHOLE, Specialised, specialise, verify_specialised
+from apportion.methods.adapt.specialise import Specialised, specialise, verify_specialised
 from apportion.methods.adapt.train import Trainer
 from apportion.models.load import load
 from apportion.models.partition import Partition
@@ -38,9 +41,7 @@ def config_of(folder, **changes):
     return AdaptConfig(
         model="vit-64",
         tasks=str(folder / "tasks"),
-        targets=("torch-cpu-1t",),
-        profiles=(str(folder / "p.json"),),
-        **wanted,
+        **({"targets": ("torch-cpu-1t",), "profiles": (str(folder / "p.json"),)} | wanted),
     )
 
 
@@ -209,6 +210,31 @@ def test_int8_gives_more_of_the_network_for_a_budget(trained, support, priced_in
     assert all(result["upper_ms"] <= 0.4 * result["whole_ms"] for result in made.values())
     roomy = specialise(trained / "run", str(support), "100%", trained / "roomy", **asked)
     assert roomy["precision"] == "fp32"  # the whole network fits as it is
+
+
+def test_int8_is_priced_in_the_milliseconds_of_float(trained, support, priced_in_int8):
+    """Measured side by side the whole network in int8 takes more of float than the two profiles say, or less."""
+    asked = {"profile": priced_in_int8, "verify": False, "precision": "int8"}
+    kept = {}
+    for share in (0.4, 0.8):
+        (trained / "run" / BESIDE).write_text(json.dumps({"ort-int8-cpu-1t": share}))
+        made = specialise(trained / "run", str(support), "40%", trained / f"beside-{share}", **asked)
+        kept[share] = sum(made["sizes"].values())
+        assert made["upper_ms"] <= 0.4 * made["whole_ms"]
+    assert kept[0.4] > kept[0.8]
+    (trained / "run" / BESIDE).write_text(json.dumps({"ort-int8-cpu-1t": "half"}))
+    with pytest.raises(ApportionError, match=r"beside\.json is damaged; delete it"):
+        specialise(trained / "run", str(support), "40%", trained / "damaged", **asked)
+    (trained / "run" / BESIDE).unlink()
+
+
+def test_int8_is_measured_beside_float_once(tmp_path, monkeypatch):
+    shares = iter((0.41234567,))
+    monkeypatch.setattr("apportion.methods.adapt.adapt.share_in_int8", lambda *_: next(shares))
+    config = config_of(tmp_path, int8=True, profiles=(), targets=("ort-cpu-1t", "torch-cpu-1t"))
+    for _ in range(2):
+        measure_int8(config, AdaptFolder(tmp_path), load("vit-64"), InputShape(), Silent())
+    assert json.loads((tmp_path / BESIDE).read_text()) == {"ort-int8-cpu-1t": 0.41235}
 
 
 def test_an_int8_model_answers_as_it_was_judged(trained, support, priced_in_int8):

@@ -40,6 +40,25 @@ def test_the_bound_is_above_the_prediction_by_its_margin(tiny):
     assert clock.upper_ms(sizes) == pytest.approx(1.05 * clock.predict_ms(sizes))
 
 
+def test_a_clock_beside_another_tells_time_as_that_one_does(tiny):
+    """Calibrated when the machine was a quarter slower than for the other, of whose whole network it takes half."""
+    other, slower = (
+        Clock.of(profile_of(tiny.parts, "ort-cpu-1t"), tiny.parts),
+        profile_of(tiny.parts, "ort-int8-cpu-1t", all_ms=5.0),
+    )
+    alone = Clock.of(slower, tiny.parts)
+    clock, sizes = alone.beside(other, 0.5), some_sizes(tiny, 3)
+    assert clock.whole_ms == pytest.approx(0.5 * other.whole_ms)
+    scale = clock.whole_ms / alone.whole_ms
+    for name in ("predict_ms", "upper_ms"):
+        assert getattr(clock, name)(sizes) == pytest.approx(scale * getattr(alone, name)(sizes))
+    fraction_L = torch.full((len(list(tiny.partition)),), 0.7)
+    assert clock.relaxed_upper_ms(fraction_L) == pytest.approx(scale * alone.relaxed_upper_ms(fraction_L))
+    assert clock.floor_ms() == pytest.approx(scale * alone.floor_ms())
+    assert clock.prices().tolist() == pytest.approx(alone.prices().tolist())
+    assert clock.at(0.9).whole_ms == clock.whole_ms
+
+
 def test_a_spread_start_costs_what_it_should(tiny):
     knots = (0.3, 0.6, 1.0)
     start_KL = spread_start(tiny.clocks[:1], knots)

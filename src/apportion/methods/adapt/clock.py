@@ -75,7 +75,8 @@ class Clock:
     """A profile over the parts it prices; budgets are shares ``rho`` of ``whole_ms``.
 
     ``worked`` says how sizes become the shares of parts, and ``written`` how they become the shares of its activations
-    that every layer writes, where these have a price; ``weight_S`` is what each has of them all.
+    that every layer writes, where these have a price; ``weight_S`` is what each has of them all. ``scale`` takes the
+    profile's milliseconds to those of this clock.
     """
 
     profile: Profile
@@ -83,6 +84,7 @@ class Clock:
     worked: Factors
     written: Factors | None
     weight_S: Tensor
+    scale: float = 1.0
 
     @classmethod
     def of(cls, profile: Profile, parts: Parts) -> Clock:
@@ -133,7 +135,14 @@ class Clock:
 
     @property
     def whole_ms(self) -> float:
-        return self.profile.baseline.value
+        return self.scale * self.profile.baseline.value
+
+    def beside(self, other: Clock, share: float) -> Clock:
+        """The same in another clock's milliseconds, of whose whole network this one's takes a share, as measured.
+
+        Two profiles are calibrated one after the other, and a machine may move in between.
+        """
+        return replace(self, scale=share * other.whole_ms / self.profile.baseline.value)
 
     def ratio(self, fraction_L: Tensor) -> Tensor:
         """Predicted latency of relaxed fractions as a share of the whole network's, with gradients."""
@@ -162,14 +171,15 @@ class Clock:
     def relaxed_upper_ms(self, fraction_L: Tensor) -> float:
         """The bound of what relaxed fractions are predicted to take."""
         names = [part.name for part in self.parts.parts]
-        return self.profile.cost.upper(dict(zip(names, self.shares(fraction_L).clamp(0, 1).tolist(), strict=True)))
+        shares = dict(zip(names, self.shares(fraction_L).clamp(0, 1).tolist(), strict=True))
+        return self.scale * self.profile.cost.upper(shares)
 
     def upper_ms(self, sizes: Sizes) -> float:
         """What the clock will not exceed for real sizes, at the profile's confidence."""
-        return self.profile.cost.upper(self._exact(sizes))
+        return self.scale * self.profile.cost.upper(self._exact(sizes))
 
     def predict_ms(self, sizes: Sizes) -> float:
-        return self.profile.cost.predict(self._exact(sizes))
+        return self.scale * self.profile.cost.predict(self._exact(sizes))
 
     def _exact(self, sizes: Sizes) -> dict[str, float]:
         """``Parts.shares`` of sizes, from the tables here, since solvers ask often."""

@@ -21,15 +21,16 @@ from apportion.core.meter import Reading
 from apportion.core.progress import Progress, Silent
 from apportion.cost.parts import Parts
 from apportion.cost.profile import Profile
-from apportion.device.measure import Candidate, Session, measure
+from apportion.device.measure import Session
 from apportion.device.measure import Shape as InputShape
-from apportion.device.probe import int8_twin, working_target
+from apportion.device.probe import int8_twin
 from apportion.device.target import machine
 from apportion.errors import ApportionError, BudgetError, InfeasibleError
 from apportion.methods.adapt.adapt import Learned, read_learned
 from apportion.methods.adapt.clock import Clock
 from apportion.methods.adapt.folder import AdaptFolder, SpecialFolder, float_target
 from apportion.methods.adapt.make import CONFIDENCE, Made, Wish, as_run, make
+from apportion.methods.adapt.pair import MADE, WHOLE, in_float_time, measure_pair
 from apportion.models.load import load
 from apportion.models.network import read_out
 from apportion.models.safefile import folder_digest
@@ -38,7 +39,6 @@ from apportion.numerics.stats import normal_quantile
 from apportion.tasks.support import read_support
 
 MAX_CHECKS = 4
-WHOLE, MADE = "whole", "made"
 
 
 def specialise(
@@ -200,7 +200,8 @@ def int8_clock(learned: Learned, clock: Clock, run: Path, precision: str, limit_
             return None
         reason = "has no int8 that pays" if twin is None else f"was not priced in int8 by {run}; adapt with --int8"
         raise ApportionError(f"{clock.name} {reason}; or ask for fp32")
-    return Clock.of(Profile.load(path), Parts.of(learned.family.network, learned.family.partition))
+    int8 = Clock.of(Profile.load(path), Parts.of(learned.family.network, learned.family.partition))
+    return in_float_time(AdaptFolder(run), clock, int8)
 
 
 def _as_sure(clock: Clock, confidence: float, verify: bool) -> Clock:
@@ -217,16 +218,6 @@ def _write_head(folder: SpecialFolder, made: Made) -> None:
 def _measured(learned: Learned, folder: SpecialFolder, target: str, shape: InputShape) -> Session:
     int8 = load(str(folder.model)).precision == "int8"
     return measure_pair(learned.config.model, folder.model, target, shape, int8=int8)
-
-
-def measure_pair(whole: str, made: Path, target: str, shape: InputShape, *, int8: bool) -> Session:
-    """The model beside the whole network in float, in four fresh processes, both with the instructions it needs."""
-    candidates = [Candidate(name=WHOLE, ref=whole), Candidate(name=MADE, ref=str(made))]
-    where = working_target(target)
-    twin = int8_twin(where) if int8 else None
-    session = measure(candidates, where.with_isa(twin.isa) if twin else where, shape, processes=4, tolerance=0.01)
-    session.require()
-    return session
 
 
 def measured_latency(session: Session, asked: Budget, whole_ms: float) -> Reading:

@@ -51,7 +51,6 @@ def test_proposition_1_holds_between_checks_and_met_means_measured_within_the_pr
     assert (result.outcome is Outcome.BUDGET_VIOLATION) == (len(failed) == world.options["max_checks"])
     assert result.budget == world.budget
     if result.met:
-        assert world.budget.met(result.readings, z)
         assert world.budget.met(result.measured, z)
         assert rows[-1].kind == "check"
         assert rows[-1].setting == result.setting
@@ -255,6 +254,19 @@ def test_a_check_that_measures_less_than_predicted_is_taken_at_once():
     assert result.setting == Setting({"depth": 8})
     assert result.measured["latency"].value == 4.0
     assert sum(row.kind == "check" for row in rows) == 1
+
+
+def test_a_run_that_is_stuck_above_its_budget_is_measured_before_it_gives_up():
+    """Predicted to take a millisecond with nothing left to save, where half of that is an error."""
+    toy = ladder()
+    result, rows = run(toy, "0.8ms", check=measure(Scaled(toy.meters["latency"], 0.5)))
+    assert result.outcome is Outcome.MET
+    assert (result.setting["depth"], result.measured["latency"].value) == (1, 0.5)
+    result, rows = run(toy, "0.4ms", check=measure(Scaled(toy.meters["latency"], 0.5)))
+    assert result.outcome is Outcome.EARLY_BREAK
+    assert [row.note for row in rows if row.kind == "check"] == ["measured over budget"]
+    result, rows = run(toy, "0.4ms", check=measure(toy.meters["latency"]), max_steps=9)
+    assert result.outcome is Outcome.OUT_OF_STEPS
 
 
 def test_a_check_counts_its_doubt_against_the_promise():

@@ -18,6 +18,7 @@ from apportion.core.rule import Rule, check_rules, rule_for
 from apportion.errors import KnobError, LedgerError
 
 M = TypeVar("M")
+ROUNDING = 1e-12
 OVER_BUDGET = "measured over budget"
 TOO_NEAR = "measured too near the budget"
 UNDER_FLOOR = "measured under the quality floor"
@@ -116,9 +117,10 @@ def budgeted_loop(
 
     When the readings say that the budget is met, ``check`` has the last word: fresh readings of the quantities in the
     budget. If they exceed it, the limits that the loop works towards are scaled down by reading over check, and the run
-    goes on; after ``max_checks`` such checks it ends as a budget violation, never as a success. Knobs that restore
-    quality change no cost, so the first check comes before them, and one more after them. With that one ``guard`` has
-    the last word on quality: under its floor the run ends as a quality collapse.
+    goes on; after ``max_checks`` such checks it ends as a budget violation, never as a success. Where nothing saves any
+    more a check is made, too, as readings may be too high. Knobs that restore quality change no cost, so the first
+    check comes before them, and one more after them. With that one ``guard`` has the last word on quality: under its
+    floor the run ends as a quality collapse.
 
     The run is a function of its ledger: started again with the same arguments and the ledger of a killed run, it goes
     on where that one stopped, without reading anything twice.
@@ -204,6 +206,10 @@ def budgeted_loop(
         proposal = None if stop_here else policy.propose(run.state())
         if run.is_near and (proposal is None or run.restores(proposal.knob)):
             run.take_near()
+            continue
+        if proposal is None and check is not None and run.has_moved:  # what is left to save may be an error of readings
+            restored = _finish(policy, run.state()) is None
+            run.check(check, *((guard, confirm) if restored else (None, None)), restores=not restored)
             continue
         if proposal is None:
             return run.result(_why_stuck(run.state().rows_here()), _last_check(ledger))
@@ -323,6 +329,14 @@ class _Run(Generic[M]):
         self._record("check", measured, not note, began=began, note=note)
         if note:
             self._tighten(measured, note)
+        else:
+            self._loosen()
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether a move was accepted since the last check."""
+        since = next((row for row in reversed(self.ledger) if row.kind == "check" or _moved(row)), None)
+        return since is not None and since.kind != "check"
 
     @property
     def is_near(self) -> bool:
@@ -334,6 +348,7 @@ class _Run(Generic[M]):
         assert self._before_near is not None
         self.budget, self._before_near = self._before_near, None
         self._record("check", dict(_last_check(self.ledger)), True)
+        self._loosen()
 
     def restores(self, name: str) -> bool:
         return name in self.knobs and self.knobs[name].restores
@@ -408,6 +423,15 @@ class _Run(Generic[M]):
                 factors[limit.key] = math.nextafter(wanted, 0.0) / now
         self.budget = self.budget.scaled(factors)
 
+    def _loosen(self) -> None:
+        """Raises limits that readings stand above, where a check found the model within the budget all the same."""
+        factors = {}
+        for limit in self.budget.limits:
+            upper = self.readings[limit.key].upper(self.z)
+            if upper > limit.value:
+                factors[limit.key] = (1 + ROUNDING) * upper / limit.value
+        self.budget = self.budget.scaled(factors)
+
     def _replay(self) -> None:
         """Rebuilds model, setting and limits from the ledger by applying its accepted moves again."""
         self.readings = self.ledger[0].readings
@@ -422,8 +446,9 @@ class _Run(Generic[M]):
                 self.setting, self.readings, self._before_near = row.setting, row.readings, None
             elif row.kind == "check" and not row.accepted:
                 self._tighten(row.readings, row.note)
-            elif row.kind == "check" and self._before_near is not None:
-                self.budget, self._before_near = self._before_near, None
+            elif row.kind == "check":
+                self.budget, self._before_near = self._before_near or self.budget, None
+                self._loosen()
 
 
 def _check_arguments(
@@ -433,6 +458,10 @@ def _check_arguments(
     missing = [name for name in (*budget.keys, quality) if name not in meters]
     if missing:
         raise KnobError(f"no meter reads {', '.join(missing)}; meters are given for {', '.join(meters)}")
+
+
+def _moved(row: Row) -> bool:
+    return row.kind == "move" and row.accepted
 
 
 def _finish(policy: Policy, state: State) -> Proposal | None:

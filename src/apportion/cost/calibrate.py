@@ -30,7 +30,7 @@ CHEAPEST = "cheapest"
 MIN_FIT, MAX_FIT, PER_CURVE = 16, 48, 4
 NUM_CARRIED = 8
 PER_SWEEP = 5  # configurations of a module's sweep
-NUM_DRAWN = 10  # configurations of a quick calibration beside its anchors
+NUM_DRAWN = 10  # configurations of a quick calibration beside its anchors, and at least one for every curve
 ALPHA = 0.05
 
 
@@ -46,7 +46,9 @@ class Anchored:
 
 def quick_sizes(parts: Parts) -> dict[str, Sizes]:
     """What a quick calibration measures: the anchors, and a few configurations drawn at random."""
-    drawn = {f"drawn {i}": sizes for i, sizes in enumerate(draw_many(parts, NUM_DRAWN, seed=0), start=1)}
+    curves = len(set(parts.signature_of.values()))
+    count = min(MAX_FIT, max(NUM_DRAWN, curves))
+    drawn = {f"drawn {i}": sizes for i, sizes in enumerate(draw_many(parts, count, seed=0), start=1)}
     return {**anchor_sizes(parts.partition), **drawn}
 
 
@@ -69,7 +71,7 @@ def calibrate_quickly(parts: Parts, measured: Swept) -> Anchored:
     asked = quick_sizes(parts)
     names, sizes = list(asked), list(asked.values())
     for index, failure in measured.failures.items():
-        if index < len(names) - NUM_DRAWN:
+        if index < len(anchor_sizes(parts.partition)):
             raise MeasureError(f"the anchor {names[index]!r} could not be measured: {failure.kind}: {failure.message}")
     seen = choose_view(parts, [{}, *(sizes[i] for i in measured.samples)], _with_whole(parts, measured)).parts
     samples = resee(seen, [{}, *(sizes[i] for i in measured.samples)], _with_whole(parts, measured))

@@ -210,7 +210,8 @@ def measure_int8(
     config: AdaptConfig, folder: AdaptFolder, network: Network, shape: InputShape, progress: Progress
 ) -> None:
     """Measures the whole network in int8 beside float, which relates the two profiles; once for every target."""
-    twins = {name: twin.name for name in config.targets if config.int8 and (twin := int8_twin(working_target(name)))}
+    pairs = ((name, int8_twin(working_target(name))) for name in config.targets if config.int8)
+    twins = {name: twin.name for name, twin in pairs if twin is not None}
     shares = folder.read(BESIDE) if (folder.path / BESIDE).is_file() else {}
     for target, twin in twins.items():
         if twin not in shares:

@@ -12,10 +12,14 @@ from apportion.core.meter import Reading
 from apportion.cost.calibrate import (
     MAX_FIT,
     MIN_FIT,
+    NUM_DRAWN,
+    anchor_sizes,
     bounding_among,
+    calibrate_quickly,
     carry_over,
     fit_samples,
     num_to_fit,
+    quick_sizes,
     sweep_sizes,
 )
 from apportion.cost.draw import draw_many
@@ -53,6 +57,32 @@ def clock(parts, *, view=PLAIN, written_ms=2.0, noise=0.003, seed=0):
         exact = 0.3 + sum(price[name] * share for name, share in shares.items())
         samples.append(Sample(parts.shares(parts.partition.keep(size)), exact * rng.lognormvariate(0, noise)))
     return sizes, samples
+
+
+def test_a_quick_calibration_measures_at_least_a_network_for_every_kind_of_part(parts):
+    """Layers that do equal work may take very different times; each kind gets its price however many there are."""
+    network = load("benchmarks.compress_vs_peers.networks:mobilenetv2")
+    many = Parts.of(network, Partition.of(network))
+    kinds = set(many.signature_of.values())
+    assert len(kinds) > NUM_DRAWN > len(set(parts.signature_of.values()))
+    asked, few = quick_sizes(many), quick_sizes(parts)
+    assert len(asked) - len(anchor_sizes(many.partition)) == len(kinds)
+    assert len(few) - len(anchor_sizes(parts.partition)) == NUM_DRAWN
+    rng = random.Random(0)
+    slower = {kind: rng.lognormvariate(0, 1) for kind in sorted(kinds)}
+    price = {part.name: 1e-7 * part.flops * slower[part.signature] for part in many.parts}
+
+    def clocked(sizes):
+        shares = many.shares(many.partition.keep(sizes))
+        return Sample(shares, 0.3 + sum(price[name] * share for name, share in shares.items()))
+
+    whole = Reading(value=clocked({}).latency_ms, unit="ms")
+    quick = calibrate_quickly(many, Swept(dict(enumerate(map(clocked, asked.values()))), {}, whole))
+    errors = []
+    for sizes in draw_many(many, 20, seed=9):
+        sample = clocked(sizes)
+        errors.append(abs(quick.cost.predict(sample.shares) / sample.latency_ms - 1))
+    assert sorted(errors)[10] < 0.05
 
 
 @pytest.mark.parametrize(

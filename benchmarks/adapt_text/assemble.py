@@ -15,7 +15,6 @@ from suite import PROFILES, SUITES, TARGETS, TWINS, shares_in_int8
 from apportion.core.folder import write_whole
 from apportion.cost.profile import Profile
 from apportion.methods.adapt.folder import AdaptConfig, AdaptFolder
-from apportion.methods.adapt.pair import BESIDE
 from apportion.models.load import load
 from apportion.tasks.features import network_digest
 
@@ -35,7 +34,7 @@ def main() -> None:
     folder.start(config, network_digest(load(model, tokens=config.tokens)))
     for target in (*TARGETS, *TWINS.values()):
         Profile.load(args.profiles / f"{model}-{target}.json").save(folder.profile(target))
-    folder.write(BESIDE, shares_in_int8(args.profiles, model))
+    folder.write(folder.beside.name, shares_in_int8(args.profiles, model))
     tensors = load_file(args.trained / "ours.safetensors")
     write_whole(folder.tensors, save({name: tensor.float() for name, tensor in tensors.items()}))
     folder.write("orders.json", ours["orders"])

@@ -20,15 +20,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from cells import INT8, Cells
+from cells import INT8, Cells, whole_in_int8
 from int8 import judge_int8
 from plots import frontier_svg, prices_svg
 from promises import keep_promises
 from quick import run_quick
 from suite import PROFILES, SUITES, TWINS, beside
-from tables import print_tables
+from tables import beside_table, print_tables
 
 from apportion.cost.parts import Parts
+from apportion.cost.profile import Profile
 from apportion.cost.sweep import sweep
 from apportion.device.measure import Shape
 from apportion.device.probe import working_target
@@ -71,7 +72,10 @@ def main() -> None:
         if make is not None:
             path.write_text(json.dumps(make(), indent=1) + "\n")
         found[name] = json.loads(path.read_text()) if path.is_file() else {}
+    if args.measure:  # by which sizes are chosen next time
+        beside(PROFILES, model).write_text(json.dumps(wholes_in_int8(found["measured"]), indent=1) + "\n")
     figures = print_tables(methods, found["measured"], found["int8"], found["promises"])
+    beside_table(by_profiles(model), wholes_in_int8(found["measured"]))
     trained_on = {"device": methods["ours"]["device"], "torch": methods["ours"]["torch"]}
     before = {} if args.measure else measured_at(results / "summary.json")
     summary.write(figures, packages=("torch", "onnxruntime", "openvino"), trained_on=trained_on, **before)
@@ -87,6 +91,20 @@ def measured_at(path: Path) -> dict:
     """Commit, machine, versions and time of the run that measured, which stay when it is only printed again."""
     told = json.loads(path.read_text()) if path.is_file() else {}
     return {name: told[name] for name in ("commit", "machine", "versions", "seconds") if name in told}
+
+
+def wholes_in_int8(measured: dict) -> dict[str, float]:
+    """By int8 target what the whole network takes there as a share of float, measured in the same processes."""
+    known = {target: found for target, found in measured.items() if any(sizes.startswith(INT8) for sizes in found)}
+    return {TWINS[target]: whole_in_int8(found) for target, found in known.items()}
+
+
+def by_profiles(model: str) -> dict[str, float]:
+    """The same by two profiles, which were calibrated one after the other."""
+    times = [
+        [Profile.load(PROFILES / f"{model}-{name}.json").baseline.value for name in pair] for pair in TWINS.items()
+    ]
+    return {twin: int8 / whole for twin, (whole, int8) in zip(TWINS.values(), times, strict=True)}
 
 
 def read_methods(path: Path) -> dict[str, dict]:
@@ -110,9 +128,6 @@ def measure_all(model: str, methods: dict) -> dict:
             int8 = network.replace(calibration=(network.inputs,))
             made = measure_sizes(int8, partition, rounded, target)
             found[target] |= {f"{INT8} {sizes}": share for sizes, share in made.items()}
-    whole = " ".join((INT8, *(str(module.num_units) for module in partition)))
-    shares = {TWINS[target]: found[target][whole][0] for target in TWINS if whole in found[target]}
-    beside(PROFILES, model).write_text(json.dumps(shares, indent=1) + "\n")  # by which sizes are chosen next time
     return found
 
 

@@ -128,7 +128,8 @@ def ahead_tables(cells: Cells) -> None:
         tell(f"the same of {FLOAT}, whose slices are in float as those of its baselines are")
         lead_table(cells, cells.ahead, FLOAT, [name for name in others if name not in cells.rounded])
     tell("ours at equal budgets, of which methods use different shares")
-    lead_table(cells, cells.ahead_at_budget, OURS, others)
+    own = [FLOAT] if FLOAT in cells.table else []
+    lead_table(cells, cells.ahead_at_budget, OURS, [*own, *others])
 
 
 def lead_table(cells: Cells, ahead: Callable[..., Pair | None], name: str, others: Sequence[str]) -> None:
@@ -138,8 +139,8 @@ def lead_table(cells: Cells, ahead: Callable[..., Pair | None], name: str, other
 
 def method_table(cells: Cells) -> None:
     tell(
-        "every method over all budgets and targets. Held: choices that keep their budget on the clock; clear: those "
-        "that break it by more than 1.96 standard errors of the clock; gap: predicted "
+        "every method over all budgets and targets. Held: choices that keep their budget on the clock; clearly over: "
+        "those that break it by more than 1.96 standard errors of the clock; gap: predicted "
         "to hold (all of them: sizes are rounded until their bound does) less held; used: mean share taken of the "
         "budget, or of the whole network in the precision chosen where that is less; adjusted: accuracy with zero "
         "where the budget is broken; area: mean accuracy over the logarithm of measured latency, from where it and "
@@ -155,7 +156,7 @@ def method_table(cells: Cells) -> None:
         told += [number(100 * adjusted(cells, name), ".1f"), number(100 * area, ".2f"), number(100 * ours, ".2f")]
         told += ["", "", "", ""] if name == OURS else list(map(str, domination(cells, name)))
         rows.append([name, *told])
-    heads = ["held", "clear", "gap", "used", "adjusted", "area", "ours' area", "ahead", "level", "behind", "–"]
+    heads = ["held", "clearly over", "gap", "used", "adjusted", "area", "ours' area", "ahead", "level", "behind", "–"]
     show(["method", *heads], rows)
 
 
@@ -246,14 +247,30 @@ def int8_table(cells: Cells, int8: Mapping[str, dict]) -> None:
     )
 
 
+def beside_table(by_profiles: Mapping[str, float], side_by_side: Mapping[str, float]) -> None:
+    """How far apart two profiles are that were calibrated one after the other."""
+    if not side_by_side:
+        return
+    tell(
+        "the whole network in int8 as a share of the latency in float: by the two profiles that sizes were chosen by, "
+        "and measured in the same processes"
+    )
+    rows = []
+    for name, share in side_by_side.items():
+        rows.append([name, f"{by_profiles[name]:.1%}", f"{share:.1%}", f"{share / by_profiles[name] - 1:+.1%}"])
+    show(["target", "by profiles", "side by side", "apart"], rows)
+
+
 def share_table(cells: Cells, name: str, targets: Sequence[str]) -> None:
-    tell(f"share of each budget that {name} takes, as measured; over 100 % breaks it")
+    tell(f"share of each budget that {name} takes, as measured; over 100 % breaks it; most: of any episode")
     rows = []
     for target in targets:
         taken = [cells.rows[name, target, rho].latency / rho for rho in cells.budgets]
+        every = np.concatenate([cells.rows[name, target, rho].latency_N / rho for rho in cells.budgets])
+        most = max(every[~np.isnan(every)], default=float("nan"))
         held, *_ = held_and_used(cells, name, (target,))
-        rows.append([target, *(number(share, ".0%") for share in taken), number(held, ".0%")])
-    show(["target", *shares(cells.budgets), "held"], rows)
+        rows.append([target, *(number(share, ".0%") for share in taken), number(most, ".1%"), number(held, ".0%")])
+    show(["target", *shares(cells.budgets), "most", "held"], rows)
 
 
 def promise_table(promises: list[dict]) -> None:

@@ -29,10 +29,14 @@ def verdict(ours: Point | None, peer: Point | None) -> str:
     """``win``, ``tie`` or ``loss`` by the paired difference on the same examples, at two standard errors."""
     if ours is None or peer is None:
         return "tie" if ours is None and peer is None else "win" if peer is None else "loss"
+    mean, half = gap(ours, peer)
+    return "tie" if abs(mean) <= half else "win" if mean > 0 else "loss"
+
+
+def gap(ours: Point, peer: Point) -> tuple[float, float]:
+    """How far ours is ahead on the same examples, and half of the 95 % interval."""
     gap_N = ours.right_N - peer.right_N
-    error = float(gap_N.std() / len(gap_N) ** 0.5)
-    mean = float(gap_N.mean())
-    return "tie" if abs(mean) <= 1.96 * error else "win" if mean > 0 else "loss"
+    return float(gap_N.mean()), 1.96 * float(gap_N.std()) / len(gap_N) ** 0.5
 
 
 def volume(points: Sequence[Point], tool: str) -> float:
@@ -83,12 +87,16 @@ def show(results: Mapping[tuple[str, str], Sequence[Point]], budgets: Mapping[st
             print(f"| {tool} | {' | '.join(told)} | {volume(points, tool):.3f} | {said} | {steps} | {seconds:.0f} |")
         for name, reason in others.not_run(model, target, points).items():
             print(f"| {name} |" + " |" * len(wanted) + f" | not run: {reason} | |")
-        found = []
+        found, losses = [], []
         for budget in wanted:
             peers = [best_within(points, name, budget) for name in names]
             best = max((p for p in peers if p), key=lambda point: point.accuracy, default=None)
-            found.append(verdict(best_within(points, OURS, budget), best))
-        print("\nagainst the best peer at each budget: " + ", ".join(found))
+            ours = best_within(points, OURS, budget)
+            found.append(verdict(ours, best))
+            if found[-1] == "loss" and ours is not None and best is not None:
+                mean, half = gap(ours, best)
+                losses.append(f"{best.tool} at {budget:.0%}: {100 * mean:.2f} ± {100 * half:.2f} points")
+        print("\nagainst the best peer at each budget: " + "; ".join([", ".join(found), *losses]))
         verdicts += found
         leader = max(names, key=lambda name: volume(points, name))
         volumes.append(volume(points, OURS) / volume(points, leader))

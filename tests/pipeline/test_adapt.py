@@ -23,7 +23,7 @@ from apportion.errors import ApportionError, DataError, InfeasibleError
 from apportion.methods.adapt import make
 from apportion.methods.adapt.adapt import adapt, measure_int8, read_learned, training_domains
 from apportion.methods.adapt.folder import AdaptConfig, AdaptFolder
-from apportion.methods.adapt.pair import BESIDE, MADE, WHOLE
+from apportion.methods.adapt.pair import MADE, WHOLE
 from apportion.methods.adapt.shared_folders import load_tasks
 from apportion.methods.adapt.specialise import Specialised, specialise, verify_specialised
 from apportion.methods.adapt.train import Trainer
@@ -217,15 +217,15 @@ def test_int8_is_priced_in_the_milliseconds_of_float(trained, support, priced_in
     asked = {"profile": priced_in_int8, "verify": False, "precision": "int8"}
     kept = {}
     for share in (0.4, 0.8):
-        (trained / "run" / BESIDE).write_text(json.dumps({"ort-int8-cpu-1t": share}))
+        AdaptFolder(trained / "run").beside.write_text(json.dumps({"ort-int8-cpu-1t": share}))
         made = specialise(trained / "run", str(support), "40%", trained / f"beside-{share}", **asked)
         kept[share] = sum(made["sizes"].values())
         assert made["upper_ms"] <= 0.4 * made["whole_ms"]
     assert kept[0.4] > kept[0.8]
-    (trained / "run" / BESIDE).write_text(json.dumps({"ort-int8-cpu-1t": "half"}))
+    AdaptFolder(trained / "run").beside.write_text(json.dumps({"ort-int8-cpu-1t": "half"}))
     with pytest.raises(ApportionError, match=r"beside\.json is damaged; delete it"):
         specialise(trained / "run", str(support), "40%", trained / "damaged", **asked)
-    (trained / "run" / BESIDE).unlink()
+    AdaptFolder(trained / "run").beside.unlink()
 
 
 def test_int8_is_measured_beside_float_once(tmp_path, monkeypatch):
@@ -234,7 +234,7 @@ def test_int8_is_measured_beside_float_once(tmp_path, monkeypatch):
     config = config_of(tmp_path, int8=True, profiles=(), targets=("ort-cpu-1t", "torch-cpu-1t"))
     for _ in range(2):
         measure_int8(config, AdaptFolder(tmp_path), load("vit-64"), InputShape(), Silent())
-    assert json.loads((tmp_path / BESIDE).read_text()) == {"ort-int8-cpu-1t": 0.41235}
+    assert json.loads(AdaptFolder(tmp_path).beside.read_text()) == {"ort-int8-cpu-1t": 0.41235}
 
 
 def test_an_int8_model_answers_as_it_was_judged(trained, support, priced_in_int8):

@@ -27,7 +27,7 @@ from apportion.methods.adapt.clock import Clock
 from apportion.methods.adapt.episodes import order_units, unit_scores
 from apportion.methods.adapt.family import Family
 from apportion.methods.adapt.folder import AdaptConfig, AdaptFolder
-from apportion.methods.adapt.pair import BESIDE, share_in_int8
+from apportion.methods.adapt.pair import share_in_int8
 from apportion.methods.adapt.pool import Pool, make_pools
 from apportion.methods.adapt.train import Trainer, module_values
 from apportion.models.load import load
@@ -212,12 +212,12 @@ def measure_int8(
     """Measures the whole network in int8 beside float, which relates the two profiles; once for every target."""
     pairs = ((name, int8_twin(working_target(name))) for name in config.targets if config.int8)
     twins = {name: twin.name for name, twin in pairs if twin is not None}
-    shares = folder.read(BESIDE) if (folder.path / BESIDE).is_file() else {}
+    shares = folder.shares_in_int8() if twins else {}
     for target, twin in twins.items():
         if twin not in shares:
             with progress.stage(f"measure int8 beside float on {target}"):
                 shares[twin] = round(share_in_int8(config.model, network, target, shape), 5)
-            folder.write(BESIDE, shares)
+            folder.write(folder.beside.name, shares)
 
 
 def _given(network: Network, parts: Parts, shape: InputShape) -> Callable[[str], Profile]:

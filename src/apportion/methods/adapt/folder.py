@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -131,6 +132,18 @@ class AdaptFolder(RunFolder):
 
     def profile(self, target: str) -> Path:
         return self.path / "profiles" / f"{target}.json"
+
+    @property
+    def beside(self) -> Path:
+        """What the whole network takes in int8, as a share of float, by int8 target, measured side by side."""
+        return self.path / "beside.json"
+
+    def shares_in_int8(self) -> dict[str, float]:
+        """What ``beside`` holds; nothing in a run that has not measured it."""
+        shares = self.read(self.beside.name) if self.beside.is_file() else {}
+        if not all(isinstance(share, float) and 0 < share < math.inf for share in shares.values()):
+            raise ApportionError(f"{self.beside} is damaged; delete it, and adapt with --int8 measures it again")
+        return shares
 
     def start(self, config: AdaptConfig, model_digest: str) -> None:
         """Saves what was asked; refuses a folder that holds another run."""

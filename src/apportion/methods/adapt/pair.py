@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from pathlib import Path
 
 from apportion.device.measure import Candidate, Session, measure
 from apportion.device.measure import Shape as InputShape
 from apportion.device.probe import int8_twin, working_target
-from apportion.errors import ApportionError
-from apportion.methods.adapt.clock import Clock
-from apportion.methods.adapt.folder import AdaptFolder
 from apportion.models.network import Network
 from apportion.models.save import save
 
 WHOLE, MADE = "whole", "made"
-BESIDE = "beside.json"  # of a run: by int8 target, the whole network in int8 as a share of the whole in float
 
 
 def measure_pair(whole: str, made: Path, target: str, shape: InputShape, *, int8: bool) -> Session:
@@ -35,14 +30,3 @@ def share_in_int8(whole: str, network: Network, target: str, shape: InputShape) 
         made = Path(scratch) / MADE
         save(network.replace(calibration=(network.inputs,)), made)
         return measure_pair(whole, made, target, shape, int8=True).ratio(MADE, WHOLE).value
-
-
-def in_float_time(folder: AdaptFolder, clock: Clock, int8: Clock) -> Clock:
-    """The int8 clock in the float clock's milliseconds; as it is in a run that has not measured them side by side."""
-    shares = folder.read(BESIDE) if (folder.path / BESIDE).is_file() else {}
-    share = shares.get(int8.name)
-    if share is None:
-        return int8
-    if not isinstance(share, float) or not 0 < share < math.inf:
-        raise ApportionError(f"{folder.path / BESIDE} is damaged; delete it, and adapt with --int8 measures it again")
-    return int8.beside(clock, share)

@@ -30,7 +30,7 @@ from apportion.methods.adapt.adapt import Learned, read_learned
 from apportion.methods.adapt.clock import Clock
 from apportion.methods.adapt.folder import AdaptFolder, SpecialFolder, float_target
 from apportion.methods.adapt.make import CONFIDENCE, Made, Wish, as_run, make
-from apportion.methods.adapt.pair import MADE, WHOLE, in_float_time, measure_pair
+from apportion.methods.adapt.pair import MADE, WHOLE, measure_pair
 from apportion.models.load import load
 from apportion.models.network import read_out
 from apportion.models.safefile import folder_digest
@@ -190,18 +190,23 @@ def find_clock(learned: Learned, target: str | None, profile: Path | None) -> Cl
 
 
 def int8_clock(learned: Learned, clock: Clock, run: Path, precision: str, limit_ms: float) -> Clock | None:
-    """The clock of int8 slices on a target, where they are asked for, or pay and were priced; None for float ones."""
+    """The clock of int8 slices on a target, where they are asked for, or pay and were priced; None for float ones.
+
+    It tells the milliseconds of the float clock, where the run has measured both precisions side by side.
+    """
     if precision == "fp32" or (precision == "auto" and clock.whole_ms <= limit_ms):
         return None
     twin = int8_twin(clock.profile.target)
-    path = None if twin is None else AdaptFolder(run).profile(twin.name)
+    folder = AdaptFolder(run)
+    path = None if twin is None else folder.profile(twin.name)
     if path is None or not path.is_file():
         if precision == "auto":
             return None
         reason = "has no int8 that pays" if twin is None else f"was not priced in int8 by {run}; adapt with --int8"
         raise ApportionError(f"{clock.name} {reason}; or ask for fp32")
     int8 = Clock.of(Profile.load(path), Parts.of(learned.family.network, learned.family.partition))
-    return in_float_time(AdaptFolder(run), clock, int8)
+    share = folder.shares_in_int8().get(int8.name)
+    return int8 if share is None else int8.beside(clock, share)
 
 
 def _as_sure(clock: Clock, confidence: float, verify: bool) -> Clock:
